@@ -1,0 +1,76 @@
+# make help lists the targets. Every target makes the environment it needs.
+PYTHON ?= python3
+VENV := .venv
+# Extra words for pip, e.g. PIP_ARGS="--extra-index-url ..." with the index of CPU builds that pytorch.org names.
+PIP_ARGS ?=
+# Extra words for mempo demo, e.g. ARGS="--set loop.num_rounds=4".
+ARGS ?=
+# Nothing is left in the home folder; PIP_NO_CACHE_DIR=0 keeps pip's cache.
+export PIP_NO_CACHE_DIR ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PIP := $(VENV)/bin/python -m pip install --quiet $(PIP_ARGS)
+MEMPO := $(VENV)/bin/mempo
+MADE := $(VENV)/.made
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help .venv demo demo-quick ui up down report doctor test lint format learn-check clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv: $(MADE) ## the environment, with pinned packages
+
+# torch first and alone: a range asked for beside others would take a larger build of it.
+$(MADE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11 to 3.13 is needed: make PYTHON=python3.12")'
+	@echo "making $(VENV): some minutes once"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch==2.13.0
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(MADE) ## the whole pipeline: data, warm start, training, evaluation, report
+	@$(MEMPO) demo $(ARGS)
+
+demo-quick: $(MADE) ## the same with fewer rounds and policies
+	@$(MEMPO) demo --quick $(ARGS)
+
+report: $(MADE) ## write the report again from what is there
+	@$(MEMPO) report
+
+ui: $(MADE) ## open MLflow's charts of all runs
+	@$(MEMPO) ui
+
+up: $(MADE) ## start the local Prefect server
+	@$(MEMPO) up
+
+down: ## stop what was started
+	@if [ -x $(MEMPO) ]; then $(MEMPO) down; else echo "nothing was running"; fi
+
+doctor: $(MADE) ## look at this machine: what is there, what is missing
+	@$(MEMPO) doctor
+
+test: $(MADE) ## all tests
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q $(ARGS)
+
+lint: $(MADE) ## ruff and mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+format: $(MADE) ## format and sort imports
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+learn-check: $(MADE) ## three seeds: does it learn? (hours)
+	@$(MEMPO) learn-check $(ARGS)
+
+clean: ## stop what was started, remove what was made
+	@if [ -x $(MEMPO) ]; then $(MEMPO) clean; else echo "nothing to remove"; fi
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -r {} +
+
+distclean: clean ## clean, and the environment
+	@rm -rf $(VENV) mempo.egg-info
+	@echo "removed $(VENV)"

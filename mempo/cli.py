@@ -1,0 +1,129 @@
+"""The command line. Commands import what they need when they run, so ``mempo --help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mempo.stages import Set, stages
+
+
+class Commands(TyperGroup):
+    """Errors that are messages for the user end the program with that message and exit code 1, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from mempo.config import ConfigError
+        from mempo.demo import StageFailed
+        from mempo.services import ServiceError
+
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, ServiceError, StageFailed, FileNotFoundError) as error:
+            typer.secho(f"mempo: {error}", fg="red", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Train agents that write their own memory, by reinforcement learning (MemPO, arXiv 2603.00680).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+app.add_typer(stages)
+
+
+@app.command()
+def up() -> None:
+    """Start the local Prefect server (unless PREFECT_API_URL names one)."""
+    from mempo import local
+
+    typer.echo(f"Prefect: {local.start(say=status_line()).removesuffix('/api')}")
+
+
+@app.command()
+def down() -> None:
+    """Stop the servers that were started from this project, and only those."""
+    from mempo import local
+
+    _tell(local.stop(), "nothing was running")
+
+
+@app.command()
+def ui(
+    experiment: Annotated[str, typer.Option(help="MLflow experiment.")] = "mempo",
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Start the MLflow server (unless MLFLOW_TRACKING_URI names one) and open the charts of all runs."""
+    from mempo import local
+
+    server = local.start_ui(say=status_line())
+    from tasks.tracking import charts_url
+
+    url = charts_url(server, experiment)
+    typer.echo(f"{url}\nIt stays up until `mempo down`.")
+    if browser and sys.stdout.isatty() and (sys.platform == "darwin" or os.environ.get("DISPLAY")):
+        webbrowser.open(url)
+
+
+@app.command()
+def clean() -> None:
+    """Stop the servers and remove state, runs, DVC outputs and caches."""
+    from mempo import local
+
+    _tell(local.clean(), "nothing to remove")
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine: what is there, what is missing, how to mend it. Exit code 1 where something blocks."""
+    from mempo.doctor import report
+
+    raise typer.Exit(1 if report() else 0)
+
+
+@app.command()
+def config(
+    policy: Annotated[str | None, typer.Option(help="A name under `policies`.")] = None,
+    settings: Set = None,
+    params: Annotated[Path, typer.Option(help="The file with the parameters.")] = Path("params.yaml"),
+) -> None:
+    """Print the resolved configuration as YAML."""
+    from ruamel.yaml import YAML
+
+    from mempo.config import load_config
+
+    values = load_config(params, settings or (), policy=policy).model_dump(mode="json")
+    YAML(typ="safe", pure=True).dump(values, sys.stdout)
+
+
+def status_line() -> Callable[[str], None]:
+    """Says how a start goes on: one line that is rewritten on a terminal, every tenth second elsewhere."""
+    told: set[str] = set()
+
+    def say(line: str) -> None:
+        on_its_way = "..." in line
+        if sys.stderr.isatty():
+            typer.echo(f"\r{line}\x1b[K", nl=not on_its_way, err=True)
+        elif line not in told and (not on_its_way or line.endswith("0 s")):
+            told.add(line)
+            typer.echo(line, err=True)
+
+    return say
+
+
+def _tell(lines: list[str], nothing: str) -> None:
+    for line in lines or [nothing]:
+        typer.echo(line)
+
+
+if __name__ == "__main__":
+    app()

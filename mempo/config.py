@@ -1,0 +1,385 @@
+"""params.yaml as typed, frozen sections. An unknown key, a bad range or a context that cannot fit stops the program here.
+
+Section = class here = DVC ``params:`` entry. Heavy values never live here, only names and numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+# Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
+SCHEMA = 1
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Context = Literal["memory", "full", "none"]
+
+
+class ConfigError(ValueError):
+    """A message for the user: the key, what is wrong with it, the nearest right one."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+class Data(Section):
+    source: Literal["geo"] = "geo"
+    seed: int = 0
+    num_countries: Count = 188
+    num_cities: Count = 500
+    max_cities_per_country: Count = 20
+    max_name_tokens: Count = 2
+    mix: Literal["easy", "hard", "general"] = "easy"
+    num_train: Count = 4096
+    num_dev: Count = 128
+    num_test: Count = 512
+    heldout: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    max_hops: Annotated[int, Field(ge=1, le=3)] = 3
+    max_objectives: Annotated[int, Field(ge=1, le=4)] = 4
+
+
+class Model(Section):
+    """``path``: a local folder or hub id; null builds a small policy from scratch with the sizes below."""
+
+    path: str | None = None
+    vocab_size: Annotated[int, Field(ge=300)] = 3072
+    hidden_size: Count = 128
+    intermediate_size: Count = 256
+    num_layers: Annotated[int, Field(ge=2)] = 3
+    num_heads: Count = 4
+    window: Count = 1024
+
+
+class Prompt(Section):
+    """``system`` under the context rules ``memory`` and ``none``; ``system_full`` under ``full``.
+
+    One warm start teaches both rules, and the system prompt tells the policy which of them it is under.
+    """
+
+    system: str = "You are a helpful assistant."
+    system_full: str = "You are a helpful assistant with the full history."
+
+
+class Format(Section):
+    require_memory: bool = True
+
+
+class Warmstart(Section):
+    """``num_steps`` optimiser steps, of which a policy from scratch spends the first ``copy_steps`` on copying alone.
+
+    Of the demonstrations, ``drop_oldest`` lose their oldest memory item once; ``forget`` is the chance of any older item
+    in any rewrite, ``wrong_field`` that of any answer read from a document.
+    """
+
+    num_steps: Count = 2300
+    copy_steps: Annotated[int, Field(ge=0)] = 300
+    batch_size: Count = 32
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    reshuffle_every: Count = 4
+    drop_oldest: Share = 0.35
+    forget: Share = 0.04
+    wrong_field: Share = 0.05
+    probe_share: Share = 0.2
+    full_context_share: Share = 0.25
+    save_every: Count = 200
+
+
+class Search(Section):
+    top_k: Count = 1
+    max_observation_tokens: Count = 64
+
+
+class Rollout(Section):
+    context: Context = "memory"
+    max_turns: Count = 8
+    max_prompt_tokens: Count = 128
+    max_response_tokens: Count = 64
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    block_questions: Count = 8
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Rollout:
+        if self.top_p < 1 or self.top_k > 0:
+            raise ValueError("training refuses top_p < 1 and top_k > 0: the log-probs would be of another distribution")
+        return self
+
+
+class Scoring(Section):
+    mode: Literal["packed", "padded"] = "packed"
+    baseline: Literal["history", "seen"] = "history"
+    max_tree_tokens: Count = 512
+
+
+class Reward(Section):
+    kind: Literal["em", "em_mean", "f1"] = "em"
+    normalizer: Literal["auto", "squad", "unicode"] = "auto"
+    format_credit: Share = 0.0
+    require_format: bool = True
+
+
+class MemReward(Section):
+    threshold: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    quantile: Annotated[float, Field(ge=0, lt=1)] | None = None
+    mask: Literal["independent", "shared", "none"] = "independent"
+    average: Literal["geometric", "arithmetic"] = "geometric"
+    empty: Literal["one", "zero", "skip"] = "one"
+    kind: Literal["difference", "log_ratio", "p_mem", "compression", "increment"] = "difference"
+    separators: bool = True
+    answer_tokens: Literal["offsets", "last_four"] = "offsets"
+    reward_cap: Annotated[float, Field(gt=0)] | None = None
+    length_penalty: NonNegative = 0.0
+    max_mem_tokens: Count = 128
+    return_horizon: Annotated[int, Field(ge=0)] = 0
+    discount: Share = 1.0
+
+
+class Advantage(Section):
+    normalize_std: bool = True
+    pool: Literal["question", "question_turn", "batch"] = "question"
+    single: Literal["raw", "zero"] = "raw"
+    std_floor: NonNegative = 0.0
+    mem_weight: NonNegative = 1.0
+    anneal_rounds: Annotated[int, Field(ge=0)] = 0
+    gate: Literal["none", "outcome_nonnegative", "outcome_correct"] = "none"
+    aggregation: Literal["token-mean", "turn-mean", "trajectory-mean", "constant"] = "token-mean"
+    flat_groups: Literal["keep", "drop"] = "keep"
+    cut_off: Literal["keep", "drop"] = "keep"
+
+    def weight_at(self, round_index: int) -> float:
+        """mem_weight, falling linearly to 0 over ``anneal_rounds`` rounds where that is not 0."""
+        if self.anneal_rounds == 0:
+            return self.mem_weight
+        return self.mem_weight * max(0.0, 1.0 - round_index / self.anneal_rounds)
+
+
+class LossConfig(Section):
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    kl_coef: NonNegative = 0.0
+    old_logprobs: Literal["sampler", "recomputed"] = "sampler"
+
+
+class Optim(Section):
+    """``decay_steps``: the learning rate falls linearly to a twentieth over so many steps; 0: it stays."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: NonNegative = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    minibatches: Count = 2
+    tokens_per_microbatch: Count = 4096
+
+
+class Loop(Section):
+    num_rounds: Count = 24
+    questions_per_round: Count = 8
+    group_size: Annotated[int, Field(ge=1)] = 8
+    seed: int = 0
+    dev_every: Annotated[int, Field(ge=0)] = 8
+    keep_every: Annotated[int, Field(ge=0)] = 0
+
+
+class Evaluation(Section):
+    split: Literal["train", "dev", "test"] = "test"
+    num_questions: Count = 256
+    seed: int = 0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Runtime(Section):
+    engine: Literal["hf"] = "hf"
+    trainer: Literal["torch"] = "torch"
+    num_threads: Count = 2
+    max_batch: Count = 128
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class Tracking(Section):
+    experiment: str = "mempo"
+    figure_every: Count = 8
+
+
+class Config(Section):
+    data: Data = Data()
+    model: Model = Model()
+    prompt: Prompt = Prompt()
+    format: Format = Format()
+    warmstart: Warmstart = Warmstart()
+    search: Search = Search()
+    rollout: Rollout = Rollout()
+    scoring: Scoring = Scoring()
+    reward: Reward = Reward()
+    mem_reward: MemReward = MemReward()
+    advantage: Advantage = Advantage()
+    loss: LossConfig = LossConfig()
+    optim: Optim = Optim()
+    loop: Loop = Loop()
+    evaluation: Evaluation = Evaluation()
+    runtime: Runtime = Runtime()
+    tracking: Tracking = Tracking()
+    preset: Literal["published"] | None = None
+    policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _contexts_fit(self) -> Config:
+        r, s = self.rollout, self.search
+        need = r.max_prompt_tokens + 2 * r.max_response_tokens + s.max_observation_tokens
+        if self.model.path is None and need > self.model.window:
+            raise ValueError(
+                f"model.window: a turn needs up to {need} tokens (rollout.max_prompt_tokens + 2 * "
+                f"rollout.max_response_tokens + search.max_observation_tokens), the window holds {self.model.window}"
+            )
+        if self.rollout.context == "full" and self.format.require_memory:
+            raise ValueError("format.require_memory: must be false where rollout.context is 'full'")
+        return self
+
+    @property
+    def system(self) -> str:
+        return self.prompt.system_full if self.rollout.context == "full" else self.prompt.system
+
+    @property
+    def uses_memory_reward(self) -> bool:
+        return self.advantage.mem_weight > 0
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # The published code's side of every switch in docs/algorithm.md.
+    "format": {"require_memory": False},
+    "scoring": {"baseline": "history"},
+    "reward": {"kind": "em", "normalizer": "squad", "format_credit": 0.0, "require_format": True},
+    "mem_reward": MemReward(answer_tokens="last_four").model_dump(),
+    "advantage": Advantage().model_dump(),
+    "loss": LossConfig(old_logprobs="recomputed").model_dump(),
+    "loop": {"group_size": 16},
+}
+
+
+def load_config(
+    path: Path | str = "params.yaml", overrides: Iterable[str] = (), *, policy: str | None = None
+) -> Config:
+    """Read and check ``path``; ``overrides`` are ``section.key=value`` with YAML values. Raises ``ConfigError``.
+
+    Precedence, last wins: defaults, the file, ``preset``, the policy's own overrides, ``overrides``.
+    """
+    values = _read_yaml(Path(path))
+    settings = [_parse_override(text) for text in overrides]
+    preset = next((value for keys, value in reversed(settings) if keys == ["preset"]), values.get("preset"))
+    if preset == "published":
+        # A preset asked for by name wins over the file where both speak; the file still decides sizes.
+        _merge(values, PUBLISHED)
+    for keys, value in settings:
+        _assign(values, keys, value)
+    config = _validated(values)
+    policies = {name: _policy_config(values, name, settings) for name in config.policies}
+    if policy is None:
+        return config
+    if policy not in policies:
+        raise ConfigError(f"policies.{policy}: no such policy{_nearest(policy, policies)}")
+    return policies[policy]
+
+
+def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[str], Any]]) -> Config:
+    merged = copy.deepcopy(values)
+    merged["policies"] = {name: merged["policies"][name]}
+    _merge(merged, merged["policies"][name])
+    for keys, value in settings:
+        if keys[0] != "policies":
+            _assign(merged, keys, value)
+    try:
+        return _validated(merged)
+    except ConfigError as error:
+        raise ConfigError(f"policies.{name}: {error}") from None
+
+
+def digest(value: Any, length: int = 8) -> str:
+    """Short hash of a JSON value: the key of a run folder."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        # YAML 1.2 by ruamel: PyYAML reads 1e-6 as text.
+        values = YAML(typ="safe", pure=True).load(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
+    except (YAMLError, ValueError, OSError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected sections, found {type(values).__name__}")
+    return values
+
+
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    key, mark, value = text.partition("=")
+    if not mark or not key:
+        raise ConfigError(f"--set {text}: write it as section.key=value")
+    try:
+        return key.split("."), YAML(typ="safe", pure=True).load(value)
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--set {text}: {' '.join(str(error).split())}") from None
+
+
+def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = values.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{'.'.join(keys)}: {key} is a value, not a section")
+        values = inner
+    values[keys[-1]] = value
+
+
+def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _validated(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(dict(problem)) for problem in error.errors())) from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    location = [str(part) for part in problem["loc"]]
+    name = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        model: Any = Config
+        for part in location[:-1]:
+            model = model.model_fields[part].annotation
+        return f"{name}: unknown key{_nearest(location[-1], model.model_fields)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not name or problem["type"] == "value_error":
+        return message
+    return f"{name}: {message}, got {reprlib.repr(problem['input'])}"
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(candidates))}"

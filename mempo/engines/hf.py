@@ -1,0 +1,109 @@
+"""Engine ``hf``: a transformers model in this process, with a decoding loop and a scoring pass of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mempo.config import Runtime
+from mempo.engines import Generation, Sampling, loader
+from mempo.engines.decoders import PaddedDecoder, PlainDecoder
+from mempo.engines.decoding import Decoder, Row, Stops, decode, make_stops
+from mempo.engines.scoring import check_targets, packed_logprobs, padded_logprobs
+from mempo.packing import TokenTree
+from mempo.storage import read_json
+
+logger = logging.getLogger(__name__)
+
+
+class HFEngine:
+    """Runs the policy in ``folder``. Requests made in one tick of the event loop are decoded together, in their order.
+
+    Where the model's attention is not plain causal, ``packed`` scoring and shared prompts fall back to padded rows.
+    """
+
+    def __init__(self, folder: Path | str, runtime: Runtime) -> None:
+        torch.set_num_threads(runtime.num_threads)
+        self.policy_version = policy_version(folder)
+        self.tokenizer: Any = loader.load_tokenizer(folder)
+        self.model: Any = loader.load_model(folder, runtime)
+        self.window = loader.context_window(self.model)
+        self.plain_causal = loader.is_plain_causal(self.model)
+        self._max_batch = runtime.max_batch
+        self._end_ids = loader.end_ids(self.model, self.tokenizer)
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._pending: list[tuple[Row, Sampling, asyncio.Future[Generation]]] = []
+        if not self.plain_causal:
+            logger.warning("%s: attention of %s is not plain causal: padded rows", folder, self.model.config.model_type)
+
+    async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation:
+        """One turn after ``prompt_ids``. Raises ``ValueError`` where the window has no room for a single token."""
+        room = min(sampling.max_tokens, self.window - len(prompt_ids))
+        if not prompt_ids or room < 1:
+            raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room in a window of {self.window}")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Generation] = loop.create_future()
+        if not self._pending:
+            loop.call_soon(self._flush)
+        self._pending.append((Row(list(prompt_ids), seed, room), sampling, future))
+        return await future
+
+    def logprobs(
+        self,
+        trees: Sequence[TokenTree],
+        *,
+        temperature: float = 1.0,
+        mode: Literal["packed", "padded"] = "packed",
+    ) -> list[list[float]]:
+        """Log-probability of each tree's targets given their ancestors, of softmax(logits / temperature), in nats.
+
+        Raises ``ValueError`` for a target at a root and for a tree deeper than the window.
+        """
+        check_targets(trees)
+        for number, tree in enumerate(trees):
+            if len(tree) > self.window and max(tree.positions()) >= self.window:
+                raise ValueError(f"tree {number}: deeper than the window of {self.window} tokens")
+        layout = packed_logprobs if mode == "packed" and self.plain_causal else padded_logprobs
+        with torch.inference_mode():
+            return layout(self.model, trees, temperature)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.model = None
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        by_sampling: dict[Sampling, list[tuple[Row, asyncio.Future[Generation]]]] = {}
+        for row, sampling, future in pending:
+            if not future.done():  # its caller may have gone
+                by_sampling.setdefault(sampling, []).append((row, future))
+        for sampling, requests in by_sampling.items():
+            for start in range(0, len(requests), self._max_batch):
+                self._run(requests[start : start + self._max_batch], sampling)
+
+    def _run(self, requests: list[tuple[Row, asyncio.Future[Generation]]], sampling: Sampling) -> None:
+        decoder: Decoder = PlainDecoder(self.model) if self.plain_causal else PaddedDecoder(self.model)
+        try:
+            decode(decoder, [row for row, _ in requests], sampling, self._stops_for(sampling.stop))
+        except Exception as error:  # hand it to those who wait: raised here it would end in the event loop's log
+            for _, future in requests:
+                future.set_exception(error)
+            return
+        for row, future in requests:
+            future.set_result(row.generation())
+
+    def _stops_for(self, texts: tuple[str, ...]) -> Stops:
+        if texts not in self._stops:
+            self._stops[texts] = make_stops(self.tokenizer, self._end_ids, texts)
+        return self._stops[texts]
+
+
+def policy_version(folder: Path | str) -> int:
+    """The version that a trainer wrote beside the weights; 0 for a model that was never trained here."""
+    state = Path(folder) / "trainer.json"
+    return int(read_json(state)["policy_version"]) if state.exists() else 0

@@ -1,0 +1,101 @@
+"""The one file that imports transformers: tokenizers and models from a local folder or a hub id.
+
+No code from a repository is run (``trust_remote_code`` off) and no pickle is read (``use_safetensors`` on).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mempo.config import Runtime
+from mempo.prompts import chat_frame
+
+# Decoders whose attention is plain causal and whose logits are the vocabulary head of the last hidden state. They take
+# a ready 4D mask, own position ids and any cache. What is not listed here runs left-padded, which is slower.
+PLAIN_CAUSAL = frozenset({"llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"})
+
+
+def load_tokenizer(folder: Path | str) -> Any:
+    """The tokenizer of a policy. Raises ``ValueError`` naming the folder where there is none."""
+    name = _checked(folder)
+    transformers = _transformers()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name}: no tokenizer can be read from it: {_first_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(folder: Path | str, runtime: Runtime) -> Any:
+    """A causal language model in eval mode, on ``runtime.device`` in ``runtime.dtype``, attention by sdpa.
+
+    Raises ``ValueError`` naming the folder where files are missing, damaged or incomplete: a weight that the files lack
+    would otherwise be a random one.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    name = _checked(folder)
+    transformers = _transformers()
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=getattr(torch, runtime.dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{name}: no causal language model can be read from it: {_first_line(error)}") from error
+    if report["missing_keys"]:
+        raise ValueError(f"{name}: the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
+    return model.to(runtime.device).eval()
+
+
+def context_window(model: Any) -> int:
+    """Tokens the model can hold, prompt and response together."""
+    return int(model.config.get_text_config().max_position_embeddings)
+
+
+def is_plain_causal(model: Any) -> bool:
+    """Whether every token attends to all tokens before it, within the whole window, and to nothing else."""
+    config = model.config.get_text_config().to_dict()
+    layers = set(config.get("layer_types") or ["full_attention"])
+    sliding = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    within = sliding is None or sliding >= context_window(model)
+    return config["model_type"] in PLAIN_CAUSAL and layers == {"full_attention"} and within
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a turn: by the tokenizer, by the generation config, and the mark after a turn in the template."""
+    configured = model.generation_config.eos_token_id
+    listed = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    if tokenizer.chat_template:
+        # Base models name another end than the one their chat template writes.
+        listed += [token for token in chat_frame(tokenizer, "").eos_ids if token in tokenizer.added_tokens_decoder]
+    return frozenset(int(token) for token in listed if token is not None)
+
+
+def _checked(folder: Path | str) -> str:
+    """A local folder as it is; a hub id only where it looks like one, so that a mistyped path asks no network."""
+    path = Path(folder)
+    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2 or path.exists()):
+        raise ValueError(f"{folder}: no such folder")
+    return str(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _transformers() -> Any:
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return transformers

@@ -1,0 +1,84 @@
+"""The evaluation step: a policy on held-out questions, one row a question, and the figures people compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mempo import rewards
+from mempo.config import Config
+from mempo.records import Question, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One question answered once. Tokens are those a turn holds, prompt and response.
+
+    ``total_tokens`` sums them over the turns (what is read and written without a cache); ``peak_tokens`` is the largest
+    (MEM1's peak token usage, arXiv 2506.15841).
+    """
+
+    policy: str
+    greedy: bool
+    question_id: str
+    question: str
+    num_objectives: int
+    answer: str | None
+    em: float
+    em_mean: float
+    f1: float
+    format: bool
+    status: str
+    turns: int
+    total_tokens: int
+    peak_tokens: int
+
+
+def rows(
+    policy: str, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], config: Config, *, greedy: bool
+) -> list[EvaluationRow]:
+    """Score every trajectory; the answer counts whatever the format, which has its own column."""
+    found = []
+    for trajectory in trajectories:
+        question = questions[trajectory.question_id]
+        score = rewards.score_answer(trajectory.answer, question.golden_answers, config.reward.normalizer)
+        sizes = [len(turn.prompt_ids) + len(turn.response_ids) for turn in trajectory.turns]
+        found.append(
+            EvaluationRow(
+                policy=policy,
+                greedy=greedy,
+                question_id=question.question_id,
+                question=question.question,
+                num_objectives=len(question.golden_answers),
+                answer=trajectory.answer,
+                em=score.em,
+                em_mean=score.em_mean,
+                f1=score.f1,
+                format=bool(trajectory.turns) and all(turn.valid for turn in trajectory.turns),
+                status=trajectory.status,
+                turns=len(trajectory.turns),
+                total_tokens=sum(sizes),
+                peak_tokens=max(sizes, default=0),
+            )
+        )
+    return found
+
+
+def summary(found: Sequence[EvaluationRow]) -> dict[str, float]:
+    """The figures of one policy: sampled ones under plain names, greedy ones under ``..._greedy``."""
+    sampled = [row for row in found if not row.greedy]
+    greedy = [row for row in found if row.greedy]
+    return {
+        "em": fmean(row.em for row in sampled),
+        "em_greedy": fmean(row.em for row in greedy),
+        "em_mean": fmean(row.em_mean for row in sampled),
+        "em_mean_greedy": fmean(row.em_mean for row in greedy),
+        "f1": fmean(row.f1 for row in sampled),
+        "f1_greedy": fmean(row.f1 for row in greedy),
+        "format_rate": fmean(row.format for row in sampled),
+        "turns": fmean(row.turns for row in sampled),
+        "total_tokens": fmean(row.total_tokens for row in sampled),
+        "peak_tokens": fmean(row.peak_tokens for row in sampled),
+        "num_questions": len({row.question_id for row in sampled}),
+    }

@@ -1,0 +1,155 @@
+"""This project on this machine: its root, its one state folder, quiet defaults, its local servers.
+
+``settle()`` and ``start()`` come before ``import prefect`` or ``import mlflow``: both read their environment once. A
+``PREFECT_API_URL`` or ``MLFLOW_TRACKING_URI`` of the user's wins, and then nothing is started here. State lies under
+``<project>/.state`` (or ``MEMPO_STATE``), never in the home folder, so two clones share nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mempo import services
+from mempo.services import DEADLINE_S, Say, Service
+
+# What ``clean`` removes: outputs and caches under the root, and of the state folder only what is known to be ours.
+MADE = (
+    *("runs", "data/geo", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
+    *(".dvc/cache", ".dvc/tmp", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
+)
+STATE_MADE = (
+    *("prefect", "mlflow.db", "mlflow.db-shm", "mlflow.db-wal", "mlflow.db-journal", "artifacts", "matplotlib", "dvc"),
+    *("logs", "locks"),
+)
+PORTS = {"prefect": 4200, "mlflow": 5000}
+# Set beside PREFECT_API_URL where the URL is our own server's: an URL alone is the user's.
+_OURS = "MEMPO_PREFECT_API_URL"
+
+
+def project_root() -> Path:
+    """The nearest folder with a params.yaml from the current one upwards, else this checkout.
+
+    Copies that ``dvc exp run --queue`` makes under ``.dvc/tmp/exps`` stand for the repository they were made from.
+    """
+    checkout = Path(__file__).resolve().parents[1]
+    here = Path.cwd()
+    found = next((folder for folder in (here, *here.parents) if (folder / "params.yaml").is_file()), checkout)
+    return Path(str(found).split("/.dvc/tmp/exps/")[0])
+
+
+def state_folder() -> Path:
+    return Path(os.environ.get("MEMPO_STATE") or project_root() / ".state").absolute()
+
+
+def settle() -> Path:
+    """Environment defaults for this process and its children; what the user has set stays. Returns the state folder."""
+    state = state_folder()
+    state.mkdir(parents=True, exist_ok=True)
+    for name, value in _defaults(state).items():
+        os.environ.setdefault(name, value)
+    if "PREFECT_API_URL" not in os.environ and (service := services.alive(state).get("prefect")):
+        _use(service)
+    return state
+
+
+def start(*, say: Say = lambda line: None, deadline_s: float = DEADLINE_S) -> str:
+    """The Prefect API's URL: the user's, the running local server's, or that of one started now.
+
+    Raises ``ServiceError`` with the log's path where no server answers within ``deadline_s``.
+    """
+    state = settle()
+    url = os.environ.get("PREFECT_API_URL")
+    if url and url != os.environ.get(_OURS):
+        return url
+    command = ["prefect", "server", "start"]
+    return _use(
+        services.ensure(state, "prefect", command, "/api/health", PORTS["prefect"], say=say, deadline_s=deadline_s)
+    )
+
+
+def start_ui(*, say: Say = lambda line: None, deadline_s: float = DEADLINE_S) -> str:
+    """The MLflow server's URL: the user's where tracking goes over HTTP, else that of a local one over the store."""
+    state = settle()
+    store = os.environ["MLFLOW_TRACKING_URI"]
+    if store.startswith("http"):
+        return store.rstrip("/")
+    artifacts = ["--artifacts-destination", (state / "artifacts").as_uri()]
+    command = ["mlflow", "server", "--backend-store-uri", store, *artifacts, "--workers", "1"]
+    return services.ensure(state, "mlflow", command, "/health", PORTS["mlflow"], say=say, deadline_s=deadline_s).url
+
+
+def stop() -> list[str]:
+    """End exactly the servers that were started from this state folder; a line on each."""
+    done = services.stop(state_folder())
+    if ours := os.environ.pop(_OURS, None):
+        os.environ.pop("PREFECT_API_URL", ours)
+    return done
+
+
+def running() -> list[Service]:
+    """The servers of this state folder that are alive."""
+    return list(services.alive(state_folder()).values())
+
+
+def clean() -> list[str]:
+    """Stop the servers and remove what the project made: state, runs, DVC outputs and caches. A line on each."""
+    done, root, state = stop(), project_root(), state_folder()
+    for path in [*(root / name for name in MADE), *(state / name for name in STATE_MADE)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.exists() or path.is_symlink():
+            path.unlink()
+        else:
+            continue
+        done.append(f"removed {path}")
+    for folder in (state, root / "data"):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    return done
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One process of this state folder at a time."""
+    with services.locked(state_folder(), name):
+        yield
+
+
+def _use(service: Service) -> str:
+    os.environ["PREFECT_API_URL"] = os.environ[_OURS] = url = f"{service.url}/api"
+    return url
+
+
+def _defaults(state: Path) -> dict[str, str]:
+    return {
+        "MEMPO_STATE": str(state),
+        "DO_NOT_TRACK": "true",
+        "PREFECT_HOME": f"{state}/prefect",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_CLIENT_MAX_RETRIES": "2",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{state}/mlflow.db",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # A tracking server that is down: two tries of 5 s, not four minutes.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+        "MPLCONFIGDIR": f"{state}/matplotlib",
+        "MPLBACKEND": "agg",
+        "DVC_NO_ANALYTICS": "true",
+        "DVC_SITE_CACHE_DIR": f"{state}/dvc",
+        "ITERATIVE_DO_NOT_TRACK": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }

@@ -1,0 +1,103 @@
+"""What the scoring pass asks a policy: the gold answer as a probe, after the history and after the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mempo import mem_reward, tags
+from mempo.packing import TokenTree
+from mempo.prompts import PROBE_HEAD, PROBE_TAIL, encode_frame, encode_text
+from mempo.records import Question, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The gold answer of one question as a final turn would give it: A tokens, and their character offsets in ``text``.
+
+    ``gold_spans`` are the characters of each objective's answer; ``core_tokens`` counts the gold text encoded alone.
+    """
+
+    text: str
+    token_ids: list[int]
+    offsets: list[tuple[int, int]]
+    gold_spans: list[tuple[int, int]]
+    core_tokens: int
+
+
+def make_probe(tokenizer: Any, question: Question) -> Probe:
+    """``PROBE_HEAD + mem_reward.gold_text + PROBE_TAIL``, tokenised once by itself.
+
+    A gold text that spells a special token is encoded apart, as plain text. Raises ``ValueError`` where the tokenizer
+    does not carry the text through.
+    """
+    gold = mem_reward.gold_text(question.golden_answers)
+    text = PROBE_HEAD + gold + PROBE_TAIL
+    core = encode_text(tokenizer, gold)
+    if any(token in gold for token in tokenizer.get_added_vocab()):
+        ids = [*encode_frame(tokenizer, PROBE_HEAD), *core, *encode_frame(tokenizer, PROBE_TAIL)]
+    else:
+        ids = encode_frame(tokenizer, text)
+    decoded, offsets = tags.token_offsets(tokenizer, ids)
+    if decoded != text:
+        raise ValueError(f"question {question.question_id!r}: the tokenizer turns {text!r} into {decoded!r}")
+    return Probe(text, ids, offsets, mem_reward.gold_spans(question.golden_answers, len(PROBE_HEAD)), len(core))
+
+
+def segment_ids(tokenizer: Any, turn: Turn, number: int) -> list[int]:
+    """The tokens of ``<mem>..</mem>`` as sampled; one that also holds characters outside gives way to its inside ones.
+
+    ``number`` counts turns from 1. Empty where the turn has no segment.
+    """
+    if turn.mem_span is None:
+        return []
+    text, offsets = tags.token_offsets(tokenizer, turn.response_ids)
+    inside = tags.parse_turn(turn.text, number).memory_chars
+    assert inside is not None, "mem_span came from the same parse"
+    ids: list[int] = []
+    for index in range(*turn.mem_span):
+        start, end = offsets[index]
+        if inside[0] <= start and end <= inside[1]:
+            ids.append(turn.response_ids[index])
+        else:
+            ids += encode_text(tokenizer, text[max(start, inside[0]) : min(end, inside[1])])
+    return ids
+
+
+def full_tree(turns: Sequence[Turn], scored: Sequence[int], probe_ids: Sequence[int], baseline: str) -> TokenTree:
+    """One trajectory: its history once as the trunk, and a copy of the probe before the generation of each scored turn.
+
+    ``history``: the probe follows every token before the turn, the turn's own output left out. ``seen``: it follows the
+    turn's own ``prompt_ids``. ``scored`` are rising indices into ``turns``.
+    """
+    first = turns[0].prompt_ids
+    tree = TokenTree()
+    root = trunk = tree.add(first)
+    done = 0
+    for index in scored:
+        if baseline == "history":
+            for turn in turns[done:index]:
+                trunk = tree.add([*turn.response_ids, *turn.observation_ids], parent=trunk)
+            done, branch = index, trunk
+        else:
+            branch = tree.add(turns[index].prompt_ids[len(first) :], parent=root)
+        tree.add(probe_ids, parent=branch, target=True)
+    return tree
+
+
+def memory_trees(
+    first_prompt: Sequence[int], segments: Sequence[Sequence[int]], probe_ids: Sequence[int], max_tokens: int
+) -> list[TokenTree]:
+    """One question: its first prompt as the trunk, a branch of segment + probe for each segment.
+
+    The next tree begins where a branch would pass ``max_tokens``; every tree holds at least one branch.
+    """
+    trees: list[TokenTree] = []
+    for segment in segments:
+        if not trees or len(trees[-1]) + len(segment) + len(probe_ids) > max_tokens:
+            trees.append(TokenTree())
+            trees[-1].add(first_prompt)
+        end = trees[-1].add(segment, parent=len(first_prompt) - 1)
+        trees[-1].add(probe_ids, parent=end, target=True)
+    return trees

@@ -1,0 +1,126 @@
+"""The report step: DVC's outputs become one self-contained page, its figures, metrics/train.json, plot tables."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from mempo import figures, storage
+from mempo.results import START, Results, differences, read, train_figures
+from mempo.style import ordered
+from mempo.workspace import Workspace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Columns of plots/<policy>.csv, where the run has them.
+PLOTTED = ("round", "em", "reward/mean", "dev/em_greedy", "format_rate", "turns", "response_tokens", "mem_reward/p05",
+           "mem_reward/p25", "mem_reward/p50", "mem_reward/p75", "mem_reward/p95", "p_mem/p50", "p_full/p50",
+           "mem_weight", "kept/nothing_mem", "group/flat_share", "approx_kl", "clip_fraction", "ratio_max", "grad_norm",
+           "entropy", "cpu_seconds")  # fmt: skip
+
+
+def build(root: Path) -> Path:
+    """Write report/, metrics/train.json and plots/ under ``root``; returns report/index.html.
+
+    Raises ``FileNotFoundError`` naming the missing input and the command that makes it.
+    """
+    workspace, results = Workspace(root), read(root)
+    trained = {name: train_figures(frame) for name, frame in results.rounds.items()}
+    images = {name: _png(figure) for name, figure in _figures(results).items()}
+    page = _page(results, trained, images)
+    with storage.whole_folder(workspace.report) as folder:
+        (folder / "index.html").write_text(page, encoding="utf-8")
+        for name, image in images.items():
+            (folder / f"{name}.png").write_bytes(image)
+    storage.write_json(workspace.metrics / "train.json", trained)
+    for name, frame in results.rounds.items():
+        whole = frame.assign(cpu_seconds=figures.training_cpu_seconds(frame))
+        with storage.whole_file(root / "plots" / f"{name}.csv") as path:
+            whole[[column for column in PLOTTED if column in whole]].to_csv(path, index=False)
+    return workspace.report / "index.html"
+
+
+def table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """metrics/evaluation.json for a terminal: sampled EM with its standard error, greedy EM, F1 both ways, tokens."""
+    count = max(int(row["num_questions"]) for row in metrics.values())
+    shown = Table(title=f"{count} held-out questions", title_justify="left")
+    shown.add_column("policy")
+    for name in (
+        "EM sampled",
+        "EM greedy",
+        "F1 sampled",
+        "F1 greedy",
+        "format",
+        "turns",
+        "total tokens",
+        "peak tokens",
+    ):
+        shown.add_column(name, justify="right")
+    for name in ordered(metrics):
+        row = metrics[name]
+        rates = [f"{row[key]:.3f}" for key in ("em_greedy", "f1", "f1_greedy", "format_rate")]
+        sizes = [f"{row['turns']:.1f}", f"{row['total_tokens']:.0f}", f"{row['peak_tokens']:.0f}"]
+        shown.add_row(name, f"{row['em']:.3f} ± {_error(row):.3f}", *rates, *sizes)
+    return shown
+
+
+def _error(row: Mapping[str, float]) -> float:
+    """Standard error of sampled EM, sqrt(p (1 - p) / n)."""
+    return float((row["em"] * (1 - row["em"]) / row["num_questions"]) ** 0.5)
+
+
+def _figures(results: Results) -> dict[str, Figure]:
+    """By the name of their file in report/."""
+    drawn = {
+        "exact_match": figures.exact_match(results.evaluation, results.majority),
+        "learning": figures.learning(results.rounds),
+        "health": figures.health(results.rounds),
+        "statuses": figures.statuses(results.rounds),
+        "cost": figures.cost(results.rounds),
+    }
+    for name in results.with_memory:
+        rewards = results.rewards[name]
+        drawn[f"mem_reward_{name}"] = figures.mem_reward_box(rewards)
+        drawn[f"mem_reward_by_turn_{name}"] = figures.mem_reward_by_turn(rewards)
+        drawn[f"probes_{name}"] = figures.probes(rewards)
+    return drawn
+
+
+def _png(figure: Figure) -> bytes:
+    # The drawing program's version stays out: equal figures are equal files.
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=200, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _page(results: Results, trained: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # Autoescape: questions, passages and model text are data, whatever they hold.
+    pages = Environment(
+        loader=PackageLoader("mempo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    sampled = results.evaluation[~results.evaluation["greedy"]]
+    counts = sampled.drop_duplicates("question_id").groupby("num_objectives").size()
+    return pages.get_template("report.html").render(
+        names=ordered(results.metrics),
+        start=START,
+        metrics=results.metrics,
+        errors={name: _error(row) for name, row in results.metrics.items()},
+        counts=counts.to_dict(),
+        by_objectives=sampled.groupby(["policy", "num_objectives"])["em"].mean().to_dict(),
+        majority=results.majority,
+        differences=differences(results.evaluation),
+        trained=trained,
+        phases=[phase for phase in figures.PHASES if any(phase in entry["seconds"] for entry in trained.values())],
+        smooth=figures.SMOOTH,
+        with_memory=results.with_memory,
+        images={name: base64.b64encode(image).decode() for name, image in images.items()},
+        excerpts=results.excerpts,
+    )

@@ -1,0 +1,101 @@
+"""What a round is made of beside the steps: which questions it asks, and its figures for people."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+
+from mempo import stats
+from mempo.records import Question, Trajectory, TurnScore
+from mempo.samples import TurnReward
+
+
+def questions_of_round(questions: Sequence[Question], round_index: int, per_round: int, seed: int) -> list[Question]:
+    """``per_round`` questions; every question comes once an epoch, each epoch in its own seeded order."""
+    first = round_index * per_round
+    chosen = []
+    for position in range(first, first + per_round):
+        epoch, index = divmod(position, len(questions))
+        order = list(range(len(questions)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        chosen.append(questions[order[index]])
+    return chosen
+
+
+def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Counts of a round's trajectories; rates are over trajectories, tokens over turns."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    total = len(trajectories)
+    statuses = Counter(trajectory.status for trajectory in trajectories)
+    figures = {
+        "trajectories": total,
+        "turns": len(turns) / total,
+        "format_rate": sum(all(turn.valid for turn in t.turns) and bool(t.turns) for t in trajectories) / total,
+        "response_tokens": sum(len(turn.response_ids) for turn in turns),
+        "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
+        "peak_tokens": max((len(turn.prompt_ids) + len(turn.response_ids) for turn in turns), default=0),
+    }
+    return figures | {f"status/{name}": count / total for name, count in statuses.items()}
+
+
+def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore]) -> dict[str, float]:
+    """How many probes were scored; where old log-probs were recomputed, their largest ratio to the sampler's, less 1."""
+    sampled = [turn.sampling_logprobs for trajectory in trajectories for turn in trajectory.turns]
+    gaps = [
+        old - mine
+        for s, row in zip(scores, sampled, strict=True)
+        for old, mine in zip(s.old_logprobs, row, strict=True)
+    ]
+    figures: dict[str, float] = {"probes": sum(score.reason is None for score in scores)}
+    return figures | ({"sampler_gap": math.expm1(max(gaps))} if any(gaps) else {})
+
+
+def reward_figures(table: Sequence[TurnReward]) -> dict[str, float]:
+    """Distributions of mem_reward, p_mem and p_full over the round's scored turns, and per turn index."""
+    frame = pd.DataFrame([asdict(row) for row in table])
+    if frame.empty:
+        return {}
+    trajectories = frame.drop_duplicates(["question_id", "sample_index"])
+    groups = trajectories.groupby("question_id")["score"]
+    figures: dict[str, float] = {
+        "reward/mean": float(trajectories["score"].mean()),
+        "group/flat_share": float((groups.nunique() == 1).mean()),
+    }
+    scored = frame[frame["mem_reward"].notna()]
+    for name in ("mem_reward", "p_mem", "p_full"):
+        figures |= {f"{name}/{key}": value for key, value in stats.summary(scored[name].tolist()).items()}
+    if scored.empty:
+        return figures
+    for turn, rows in scored.groupby("turn"):
+        figures |= {f"mem_reward/turn_{turn}/{k}": v for k, v in stats.summary(rows["mem_reward"].tolist()).items()}
+    pools = scored.groupby("question_id")["mem_reward"]
+    figures |= {
+        "pool/flat_share": float((pools.nunique() == 1).mean()),
+        "pool/std": float(pools.std(ddof=0).mean()),
+        "kept/full": float((scored["kept_full"] / scored["answer_tokens"].clip(lower=1)).mean()),
+        "kept/mem": float((scored["kept_mem"] / scored["answer_tokens"].clip(lower=1)).mean()),
+        "kept/nothing_full": float((scored["kept_full"] == 0).mean()),
+        "kept/nothing_mem": float((scored["kept_mem"] == 0).mean()),
+        "mem_tokens/mean": float(scored["mem_tokens"].mean()),
+        "mem_advantage/std": float(scored["mem_advantage"].std(ddof=0)),
+    }
+    reasons = Counter(row.reason for row in table if row.reason)
+    return figures | {f"no_signal/{reason}": count / len(table) for reason, count in reasons.items()}
+
+
+def by_question(questions: Sequence[Question]) -> dict[str, Question]:
+    """Questions by id. Raises ``ValueError`` on an id that occurs twice: groups would run together."""
+    found: dict[str, Question] = {}
+    counts: dict[str, int] = defaultdict(int)
+    for question in questions:
+        counts[question.question_id] += 1
+        found[question.question_id] = question
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise ValueError(f"question_id {twice[0]!r} occurs {counts[twice[0]]} times")
+    return found

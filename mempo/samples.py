@@ -1,0 +1,202 @@
+"""The advantage step: trajectories and their scores become weighted training samples. No model runs here.
+
+Two signals meet: the outcome advantage on every response token, and ``mem_weight`` times the memory advantage on the
+tokens of the turn's ``<mem>...</mem>``. All reward variants over the stored probes are recomputed here from files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mempo import advantages, rewards
+from mempo.config import Config
+from mempo.probe_rewards import ProbeValue, memory_rewards
+from mempo.records import Question, Sample, Trajectory, Turn, TurnScore
+
+CUT_OFF = ("truncated", "context_overflow", "max_turns")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReward:
+    """What became of one turn: one row of the round's reward table."""
+
+    question_id: str
+    sample_index: int
+    turn: int
+    status: str
+    valid: bool
+    score: float
+    outcome_advantage: float
+    reason: str | None
+    p_full: float | None
+    p_mem: float | None
+    kept_full: int
+    kept_mem: int
+    answer_tokens: int
+    mem_reward: float | None
+    mem_advantage: float
+    mem_tokens: int
+    context_tokens: int
+    response_tokens: int
+
+
+def build(
+    trajectories: Sequence[Trajectory],
+    questions: Mapping[str, Question],
+    scores: Sequence[TurnScore],
+    config: Config,
+    *,
+    round_index: int,
+) -> tuple[list[Sample], list[TurnReward]]:
+    """One Sample and one TurnReward a turn. Trajectories whose tool failed are in no statistic and have weight 0."""
+    kept = [t for t in trajectories if t.status != "tool_failed"]
+    by_turn = {(s.question_id, s.sample_index, s.turn): s for s in scores}
+    turns = [[by_turn[t.question_id, t.sample_index, i + 1] for i in range(len(t.turns))] for t in kept]
+
+    outcomes = [_outcome(t, questions[t.question_id], config) for t in kept]
+    groups = [t.question_id for t in kept]
+    outcome_advantages = advantages.outcome_advantages(outcomes, groups, normalize_std=config.advantage.normalize_std)
+    probes, mem_rewards = memory_rewards(turns, config.mem_reward)
+    memory_advantages = advantages.memory_advantages(
+        mem_rewards,
+        groups,
+        turns=[[score.turn for score in of_trajectory] for of_trajectory in turns],
+        pool=config.advantage.pool,
+        single=config.advantage.single,
+        std_floor=config.advantage.std_floor,
+    )
+    gates = advantages.gates(outcomes, outcome_advantages, rule=config.advantage.gate)
+    weight = config.advantage.weight_at(round_index)
+
+    drafts: list[_Draft] = []
+    table: list[TurnReward] = []
+    flat = _flat_groups(outcomes, groups) if config.advantage.flat_groups == "drop" else set()
+    for i, trajectory in enumerate(kept):
+        for j, turn in enumerate(trajectory.turns):
+            memory = weight * gates[i] * memory_advantages[i][j]
+            drafts.append(_draft(trajectory, turn, turns[i][j], outcome_advantages[i], memory, config, flat))
+            table.append(
+                _row(trajectory, turn, turns[i][j], outcomes[i], outcome_advantages[i], probes[i][j],
+                     mem_rewards[i][j], memory_advantages[i][j])
+            )  # fmt: skip
+    return _weighted(drafts, config), table
+
+
+def _outcome(trajectory: Trajectory, question: Question, config: Config) -> float:
+    reward = config.reward
+    return rewards.outcome_reward(
+        trajectory,
+        question,
+        kind=reward.kind,
+        normalizer=reward.normalizer,
+        format_credit=reward.format_credit,
+        require_format=reward.require_format,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A sample before its weight: weights depend on how many tokens the whole batch trains on."""
+
+    trajectory_key: str
+    key: str
+    turn: Turn
+    score: TurnScore
+    outcome_advantage: float
+    memory_advantages: list[float]
+    loss_mask: list[int]
+
+
+def _draft(
+    trajectory: Trajectory,
+    turn: Turn,
+    score: TurnScore,
+    outcome_advantage: float,
+    memory: float,
+    config: Config,
+    flat: set[str],
+) -> _Draft:
+    prompt, response = len(turn.prompt_ids), len(turn.response_ids)
+    spans = [turn.mem_span] if turn.mem_span else []
+    on_span = advantages.span_advantages(response, spans, [memory] * len(spans))
+    trained = [1] * response
+    if config.advantage.cut_off == "drop" and trajectory.status in CUT_OFF:
+        trained = [0] * response
+    elif trajectory.question_id in flat:
+        # A flat group carries no outcome signal: only its memory tokens train, and only they are counted.
+        trained = [int(value != 0.0) for value in on_span]
+    return _Draft(
+        trajectory.key,
+        f"{trajectory.key}/{score.turn}",
+        turn,
+        score,
+        outcome_advantage,
+        [0.0] * prompt + on_span,
+        [0] * prompt + trained,
+    )
+
+
+def _weighted(drafts: Sequence[_Draft], config: Config) -> list[Sample]:
+    trained = [draft for draft in drafts if any(draft.loss_mask)]
+    weights = advantages.token_weights(
+        [sum(draft.loss_mask) for draft in trained],
+        [draft.trajectory_key for draft in trained],
+        aggregation=config.advantage.aggregation,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    by_key = {draft.key: weight for draft, weight in zip(trained, weights, strict=True)}
+    return [
+        Sample(
+            key=draft.key,
+            token_ids=[*draft.turn.prompt_ids, *draft.turn.response_ids],
+            loss_mask=draft.loss_mask,
+            old_logprobs=[0.0] * len(draft.turn.prompt_ids) + draft.score.old_logprobs,
+            ref_logprobs=[0.0] * len(draft.turn.prompt_ids) + draft.score.ref_logprobs,
+            outcome_advantage=draft.outcome_advantage,
+            memory_advantages=draft.memory_advantages,
+            weight=by_key.get(draft.key, 0.0),
+        )
+        for draft in drafts
+    ]
+
+
+def _flat_groups(outcomes: Sequence[float], groups: Sequence[str]) -> set[str]:
+    """Groups of two or more with equal outcomes; a group of one keeps its raw outcome and is not flat."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for outcome, group in zip(outcomes, groups, strict=True):
+        values[group].append(outcome)
+    return {group for group, found in values.items() if len(found) > 1 and len(set(found)) == 1}
+
+
+def _row(
+    trajectory: Trajectory,
+    turn: Turn,
+    score: TurnScore,
+    outcome: float,
+    outcome_advantage: float,
+    probe: ProbeValue | None,
+    reward: float | None,
+    advantage: float,
+) -> TurnReward:
+    return TurnReward(
+        question_id=trajectory.question_id,
+        sample_index=trajectory.sample_index,
+        turn=score.turn,
+        status=trajectory.status,
+        valid=turn.valid,
+        score=outcome,
+        outcome_advantage=outcome_advantage,
+        reason=score.reason,
+        p_full=probe.value.p_full if probe else None,
+        p_mem=probe.value.p_mem if probe else None,
+        kept_full=probe.value.kept_full if probe else 0,
+        kept_mem=probe.value.kept_mem if probe else 0,
+        answer_tokens=probe.answer_tokens if probe else 0,
+        mem_reward=reward,
+        mem_advantage=advantage,
+        mem_tokens=score.mem_tokens,
+        context_tokens=score.context_tokens,
+        response_tokens=len(turn.response_ids),
+    )

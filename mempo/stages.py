@@ -1,0 +1,140 @@
+"""Commands that run the pipeline: its stages one by one as DVC calls them, all of it, and what asks the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+stages = typer.Typer()
+
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting.")]
+Root = Annotated[Path, typer.Option(help="Folder with params.yaml; data, checkpoints and results lie below it.")]
+HERE = Path(".")
+
+
+def _ready(root: Path, settings: list[str] | None, policy: str | None = None) -> list[str]:
+    """Check the settings before anything starts, then see that a Prefect server answers."""
+    from mempo import cli, local
+    from mempo.config import load_config
+
+    load_config(root / "params.yaml", settings or (), policy=policy)
+    local.start(say=cli.status_line())
+    return settings or []
+
+
+@stages.command()
+def prepare(settings: Set = None, root: Root = HERE) -> None:
+    """Build documents and questions."""
+    settings = _ready(root, settings)
+    from flows.prepare import prepare as flow
+
+    found = flow(settings, str(root))
+    sizes = ", ".join(f"{name} {split['num_questions']}" for name, split in found["splits"].items())
+    typer.echo(f"{found['num_documents']} documents; questions: {sizes}")
+
+
+@stages.command()
+def warmstart(settings: Set = None, root: Root = HERE) -> None:
+    """Teach the starting policy the protocol by demonstrations. Goes on where it was stopped."""
+    settings = _ready(root, settings)
+    from flows.warmstart import warmstart as flow
+
+    typer.echo(flow(settings, str(root)))
+
+
+@stages.command()
+def train(
+    name: Annotated[str, typer.Argument(help="A name under `policies` in params.yaml.")] = "mempo",
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Rounds of rollout, score, advantage, update. Goes on where it was stopped."""
+    settings = _ready(root, settings, name)
+    from flows.train import train as flow
+
+    typer.echo(flow(name, settings, str(root)))
+
+
+@stages.command()
+def evaluate(
+    policies: Annotated[list[str] | None, typer.Argument(help="Default: the warm start and all policies.")] = None,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Ask every policy the same held-out questions, sampled and greedy."""
+    settings = _ready(root, settings)
+    from flows.evaluate import evaluate as flow
+    from mempo import report
+    from mempo.console import console
+
+    console.print(report.table(flow(policies or None, settings, str(root))))
+
+
+@stages.command()
+def report(root: Root = HERE) -> None:
+    """Write report/index.html from DVC's outputs alone."""
+    from mempo import local, report as reports
+
+    local.settle()
+    typer.echo(reports.build(root))
+
+
+@stages.command()
+def demo(
+    settings: Set = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds of one policy, beside the DVC pipeline.")] = False,
+) -> None:
+    """The whole pipeline: prepare, warmstart, train, evaluate, report. Only what is out of date runs."""
+    settings = _ready(HERE, settings)
+    from mempo import demo as demos
+
+    demos.quick(HERE, settings) if quick else demos.full(HERE, settings)
+
+
+@stages.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="For example: What is the capital of France; the currency of Peru?")],
+    policy: Annotated[str, typer.Option(help="A policy's name, or a Hugging Face folder.")] = "mempo",
+    greedy: Annotated[bool, typer.Option(help="The most probable token instead of a sampled one.")] = True,
+    seed: Annotated[int, typer.Option(help="Of a sampled answer.")] = 0,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Watch a trained policy answer one question, its memory turn by turn."""
+    from rich.console import Console
+
+    from mempo import asking, local
+    from mempo.config import load_config
+    from mempo.workspace import Workspace
+
+    local.settle()
+    known = policy in load_config(root / "params.yaml", settings or ()).policies
+    config = load_config(root / "params.yaml", settings or (), policy=policy if known else None)
+    workspace = Workspace(root)
+    folder = workspace.checkpoint(policy) if known or policy == "warmstart" else Path(policy)
+    corpus = workspace.data / "corpus.jsonl"
+    for path, maker in ((corpus, "mempo prepare"), (folder, f"mempo train {policy}")):
+        if not path.exists():
+            raise typer.BadParameter(f"{path} is missing; `{maker}` makes it")
+    Console().print(asking.render(asking.ask(question, folder, corpus, config, seed=seed, greedy=greedy)))
+
+
+@stages.command("learn-check")
+def learn_check(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, each with its own warm start.")] = 3,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Does training help, and does it need its memory? Several seeds on held-out questions; hours, and it resumes."""
+    settings = _ready(root, settings)
+    from flows.learn import learn
+
+    table = learn(seeds, settings, str(root))
+    path = root / "runs" / "learn" / "learn.csv"
+    table.to_csv(path, index=False)
+    columns = ["em", "em_greedy", "f1", "format_rate", "em_joint", "majority_joint"]
+    typer.echo(table.groupby("policy", sort=False)[columns].mean().round(3).to_string())
+    typer.echo(table.pivot(index="seed", columns="policy", values="em").round(3).to_string())
+    typer.echo(f"each seed and figure: {path}")

@@ -1,0 +1,144 @@
+"""Whole files and whole folders: what exists is complete. Records as Parquet, everything else as JSON; never pickle."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from mempo import arrow
+
+Record = TypeVar("Record")
+
+
+# --- whole or not at all ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write the yielded path; at success it is flushed to the disk and becomes ``path``, at failure it goes.
+
+    One writer a path. A killed write leaves ``.name.tmp`` beside it: no reader looks at it, the next write removes it.
+    """
+    with _beside(path) as temporary:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+        _flush(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Fill the yielded folder; at success it becomes ``path``, in one step where a former ``path`` stands."""
+    with _beside(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for item in [*temporary.rglob("*"), temporary]:
+            _flush(item)
+        if path.exists():
+            _exchange(temporary, path)
+        else:
+            os.replace(temporary, path)
+        _flush(path.parent)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(temporary)
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders: POSIX rename cannot replace a folder that holds files, Linux can swap two in one step."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if hasattr(libc, "renameat2") and not libc.renameat2(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), exchange):
+        return
+    # Elsewhere two renames; a kill between them leaves the former folder whole under its second name.
+    aside = old.with_name(f".{old.name}.old.tmp")
+    _remove(aside)
+    os.replace(old, aside)
+    os.replace(new, old)
+    _remove(aside)
+
+
+def content_hash(path: Path) -> str:
+    """sha256 of a file, or of a folder's relative names and contents; leftovers of killed writes do not count."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    total = hashlib.sha256()
+    for item in sorted(item for item in path.rglob("*") if item.is_file()):
+        name = item.relative_to(path).as_posix()
+        if not any(part.startswith(".") and part.endswith(".tmp") for part in Path(name).parts):
+            total.update(f"{name}\0{content_hash(item)}\n".encode())
+    return total.hexdigest()
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted keys. Raises ``ValueError`` for NaN and infinity, which JSON does not have."""
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, indent=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    with whole_file(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Raises ``ValueError`` naming the file where it is not whole JSON."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    except ValueError as error:
+        raise ValueError(f"{path}: not whole JSON: {error}") from error
+
+
+# --- records as Parquet ----------------------------------------------------------------------------------------------
+
+
+def write_records(path: Path, records: Sequence[Any]) -> None:
+    """One row a record, one column a field. No records make a file without columns: it reads as none of any class."""
+    with whole_file(path) as temporary:
+        arrow.write_parquet(temporary, records)
+
+
+def read_records(path: Path, cls: type[Record]) -> list[Record]:
+    """Raises ``ValueError`` naming the file where it is half-written, damaged, or holds other records."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return arrow.read_parquet(path, cls)

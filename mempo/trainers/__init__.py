@@ -1,0 +1,37 @@
+"""Trainer: the only door to software that changes a policy's weights. Adapters import their library lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from mempo.config import LossConfig, Optim, Runtime
+from mempo.records import Sample
+
+Objective = Literal["policy", "sft"]
+
+
+class Trainer(Protocol):
+    """One policy with its optimiser. ``step`` is one optimiser step on the exact weighted sum over ``samples``."""
+
+    def step(self, samples: Sequence[Sample], *, objective: Objective = "policy") -> dict[str, float]:
+        """``policy``: ``loss.policy_loss``; ``sft``: the sum of ``-weight * logprob`` over loss tokens. Returns statistics."""
+        ...
+
+    def save(self, folder: Path, *, policy_version: int) -> None:
+        """An ordinary Hugging Face folder plus the trainer's state; ``folder`` appears whole or not at all."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_trainer(
+    policy: Path, optim: Optim, loss: LossConfig, runtime: Runtime, *, temperature: float = 1.0
+) -> Trainer:
+    """The trainer ``runtime.trainer`` over the folder ``policy``; continues its optimiser state where the folder has one."""
+    if runtime.trainer == "torch":
+        from mempo.trainers.torch_trainer import TorchTrainer
+
+        return TorchTrainer(policy, optim, loss, runtime, temperature=temperature)
+    raise ValueError(f"runtime.trainer: no trainer named {runtime.trainer!r}")

@@ -1,0 +1,97 @@
+"""Where things lie: DVC's outputs under a root, and the scratch folder of a live run.
+
+``data/ checkpoints/ results/ metrics/ report/`` are DVC outputs; ``runs/<name>-<key8>/`` is scratch that git and DVC ignore
+and that survives ``dvc repro``. The key hashes everything that changes results, so another setting is another folder.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mempo import storage
+from mempo.config import SCHEMA, Config, digest
+
+# Sections that change no result: how long, where, how fast, how shown.
+_FREE = {"evaluation", "tracking", "policies", "preset"}
+_FREE_KEYS = {"loop": {"num_rounds", "keep_every", "dev_every"}, "runtime": {"max_batch"}, "warmstart": {"save_every"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data" / "geo"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    def checkpoint(self, name: str, which: str = "final") -> Path:
+        return self.root / "checkpoints" / name / which
+
+    def results(self, name: str) -> Path:
+        return self.root / "results" / name
+
+    def run(self, name: str, config: Config, inputs: dict[str, str], sections: Collection[str] = ()) -> Run:
+        """The run folder of ``name`` under this configuration and these inputs (name -> content hash).
+
+        ``sections`` are those that its results depend on; none named: all.
+        """
+        parameters = result_parameters(config)
+        chosen = {section: parameters[section] for section in sections or parameters}
+        key = digest({"config": chosen, "inputs": inputs, "schema": SCHEMA})
+        run = Run(name, self.root / "runs" / f"{name}-{key}", config, self)
+        if not run.config_file.exists():
+            described = {"config": config.model_dump(mode="json"), "inputs": inputs, "schema": SCHEMA}
+            storage.write_json(run.config_file, described | {"versions": package_versions()})
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A live run: round_NNNN/ with one file a finished step, policy_NNNN/ with the policy that entered round NNNN."""
+
+    name: str
+    folder: Path
+    config: Config
+    workspace: Workspace
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+    def round(self, index: int) -> Path:
+        return self.folder / f"round_{index:04d}"
+
+    def policy(self, version: int) -> Path:
+        """Version 0 is the policy that training starts from."""
+        return self.folder / f"policy_{version:04d}" if version else self.workspace.checkpoint("warmstart")
+
+
+def result_parameters(config: Config) -> dict[str, Any]:
+    """The part of the configuration that can change a result."""
+    values = config.model_dump(mode="json", exclude=_FREE)
+    for section, keys in _FREE_KEYS.items():
+        values[section] = {key: value for key, value in values[section].items() if key not in keys}
+    return values
+
+
+def package_versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("mempo", "torch", "transformers", "tokenizers", "numpy", "bm25s", "prefect", "mlflow", "dvc"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,179 @@
+"""The steps of a round as Prefect tasks. A step whose ``<step>.json`` stands in the round's folder returns at once.
+
+Each step writes its records first and ``<step>.json`` (figures and seconds) last: that file says that all is whole.
+Any process that sees the run folder can go on where another was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from functools import cache, lru_cache, wraps
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from mempo import evaluation, rounds, samples, scoring, storage, update as updating
+from mempo.console import progress
+from mempo.engines import Engine, open_engine
+from mempo.records import Question, Sample, Trajectory, TurnScore
+from mempo.rollout import collect
+from mempo.search import Searcher, open_searcher
+from mempo.trainers import open_trainer
+from mempo.workspace import Run
+
+PROCESS = f"{os.getpid()}@{time.time():.3f}"
+Figures = dict[str, float]
+
+
+def is_transient(task: Any, run: Any, state: Any) -> bool:
+    """Retry what may pass by itself (a tool, a file system); a wrong value or a missing file stays wrong."""
+    try:
+        state.result()
+    except (ValueError, TypeError, KeyError, FileNotFoundError, FloatingPointError):
+        return False
+    except Exception:
+        return True
+    return False
+
+
+def step(function: Callable[..., Figures]) -> Callable[..., None]:
+    """Make ``function(run, round_index, ...) -> figures`` a resumable task of the round."""
+    name = function.__name__.strip("_")
+
+    @task(name=name, task_run_name=f"{name} {{round_index}}", retries=2, retry_delay_seconds=2,
+          retry_condition_fn=is_transient, persist_result=False)  # fmt: skip
+    @wraps(function)
+    def resumable(run: Run, round_index: int, *args: Any) -> None:
+        done = run.round(round_index) / f"{name}.json"
+        if done.exists():
+            return
+        started, clock, cpu = time.time(), time.perf_counter(), time.process_time()
+        figures = function(run, round_index, *args)
+        times = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu}
+        storage.write_json(done, {"figures": figures, "started": started, "process": PROCESS, **times})
+
+    return resumable
+
+
+@step
+def rollout(run: Run, round_index: int, policy: Path) -> Figures:
+    """A group of trajectories for each question of the round."""
+    loop = run.config.loop
+    questions = rounds.questions_of_round(
+        _questions(run.workspace.data, "train"), round_index, loop.questions_per_round, loop.seed
+    )
+    engine = _engine(policy, run)
+    searcher = _searcher(run)
+    with progress(f"{run.name} {round_index} rollout", len(questions) * loop.group_size) as advance:
+        trajectories = asyncio.run(
+            collect(engine, searcher, questions, run.config, round_index=round_index, seed=loop.seed, progress=advance)
+        )
+    storage.write_records(run.round(round_index) / "questions.parquet", questions)
+    storage.write_records(run.round(round_index) / "rollouts.parquet", trajectories)
+    return rounds.rollout_figures(trajectories)
+
+
+@step
+def score(run: Run, round_index: int, policy: Path) -> Figures:
+    """Log-probabilities of the answer given the memory and given everything, with the weights that wrote them."""
+    folder = run.round(round_index)
+    trajectories = storage.read_records(folder / "rollouts.parquet", Trajectory)
+    questions = rounds.by_question(storage.read_records(folder / "questions.parquet", Question))
+    reference = _reference(run.policy(0), run) if run.config.loss.kl_coef > 0 else None
+    scores = scoring.score(_engine(policy, run), trajectories, questions, run.config, reference=reference)
+    storage.write_records(folder / "scores.parquet", scores)
+    return rounds.score_figures(trajectories, scores)
+
+
+@step
+def advantage(run: Run, round_index: int) -> Figures:
+    """Outcome advantage on all response tokens, memory advantage on ``<mem>`` tokens; no model."""
+    folder = run.round(round_index)
+    trajectories = storage.read_records(folder / "rollouts.parquet", Trajectory)
+    questions = rounds.by_question(storage.read_records(folder / "questions.parquet", Question))
+    scores = storage.read_records(folder / "scores.parquet", TurnScore)
+    built, table = samples.build(trajectories, questions, scores, run.config, round_index=round_index)
+    storage.write_records(folder / "rewards.parquet", table)
+    storage.write_records(folder / "samples.parquet", built)
+    answered = evaluation.rows(run.name, trajectories, questions, run.config, greedy=False)
+    figures = {"em": sum(row.em for row in answered) / len(answered)}
+    return figures | {"mem_weight": run.config.advantage.weight_at(round_index)} | rounds.reward_figures(table)
+
+
+@step
+def _update(run: Run, round_index: int, policy: Path) -> Figures:
+    config = run.config
+    built = storage.read_records(run.round(round_index) / "samples.parquet", Sample)
+    trainer = open_trainer(policy, config.optim, config.loss, config.runtime, temperature=config.rollout.temperature)
+    with progress(f"{run.name} {round_index} update", config.optim.minibatches) as advance:
+        figures = updating.update(trainer, built, config, round_index=round_index, progress=advance)
+    trainer.save(run.policy(round_index + 1), policy_version=round_index + 1)
+    trainer.close()
+    return figures
+
+
+def update(run: Run, round_index: int, policy: Path) -> Path:
+    """One pass of clipped policy gradient over the round's samples; returns the folder of the next policy."""
+    _update(run, round_index, policy)
+    return run.policy(round_index + 1)
+
+
+@step
+def _check(run: Run, round_index: int, policy: Path) -> Figures:
+    questions = _questions(run.workspace.data, "dev")
+    with progress(f"{run.name} {round_index} dev", len(questions)) as advance:
+        trajectories = asyncio.run(
+            collect(
+                _engine(policy, run), _searcher(run), questions, run.config,
+                round_index=0, seed=run.config.evaluation.seed, greedy=True, samples=1, progress=advance,
+            )
+        )  # fmt: skip
+    found = evaluation.rows(run.name, trajectories, rounds.by_question(questions), run.config, greedy=True)
+    return {
+        "em_greedy": sum(row.em for row in found) / len(found),
+        "f1_greedy": sum(row.f1 for row in found) / len(found),
+    }
+
+
+def check(run: Run, round_index: int, policy: Path) -> None:
+    """Greedy exact match on the dev questions, every ``loop.dev_every`` rounds and never on the test questions."""
+    every = run.config.loop.dev_every
+    if every and (round_index + 1) % every == 0:
+        _check(run, round_index, policy)
+
+
+@cache
+def _questions(data: Path, split: str) -> list[Question]:
+    return storage.read_records(data / f"{split}.parquet", Question)
+
+
+@lru_cache(maxsize=1)
+def _open(policy: Path, runtime: Any) -> Engine:
+    return open_engine(policy, runtime)
+
+
+def _engine(policy: Path, run: Run) -> Engine:
+    # rollout and score of a round share one engine; the next policy replaces it
+    return _open(policy, run.config.runtime)
+
+
+@lru_cache(maxsize=1)
+def _open_reference(policy: Path, runtime: Any) -> Engine:
+    return open_engine(policy, runtime)
+
+
+def _reference(policy: Path, run: Run) -> Engine:
+    return _open_reference(policy, run.config.runtime)
+
+
+@cache
+def _open_searcher(corpus: Path, options: Any) -> Searcher:
+    return open_searcher(corpus, options)
+
+
+def _searcher(run: Run) -> Searcher:
+    return _open_searcher(run.workspace.data / "corpus.jsonl", run.config.search)

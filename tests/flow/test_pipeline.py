@@ -1,0 +1,204 @@
+"""The whole pipeline in small, with real Prefect, MLflow and models: every stage, kill -9 and resume, tracking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+
+from mempo import storage
+from mempo.records import Sample
+from mempo.storage import read_records
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+PARAMS = """
+data: {num_countries: 120, num_cities: 200, num_train: 64, num_dev: 4, num_test: 8, max_name_tokens: 3}
+model: {vocab_size: 1024, hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 4, window: 1024}
+warmstart: {num_steps: 400, copy_steps: 1, batch_size: 8, learning_rate: 3e-3, warmup_steps: 20, save_every: 100}
+loop: {num_rounds: 6, questions_per_round: 2, group_size: 4, dev_every: 3}
+# So small a policy answers nothing right: what it is paid for here is the format, or nothing would be learnt.
+reward: {kind: f1, format_credit: 0.5}
+optim: {learning_rate: 1e-3}
+evaluation: {num_questions: 8}
+runtime: {num_threads: 1}
+tracking: {figure_every: 3}
+policies:
+  mempo: {}
+  full_context: {rollout: {context: full}, format: {require_memory: false}, advantage: {mem_weight: 0.0}}
+"""
+
+
+def command(root: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mempo.cli", *arguments, "--root", str(root)]
+
+
+def environment() -> dict[str, str]:
+    quiet = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return {name: value for name, value in (os.environ | quiet).items() if value}
+
+
+def run(root: Path, *arguments: str) -> str:
+    done = subprocess.run(command(root, *arguments), env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One local Prefect server and one MLflow store for the module, started as a user's command starts them."""
+    from mempo import local
+
+    state = tmp_path_factory.mktemp("services")
+    former = {name: os.environ.get(name) for name in ("MEMPO_STATE", "MLFLOW_TRACKING_URI", "PREFECT_HOME")}
+    os.environ["MEMPO_STATE"] = str(state)
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_HOME", "PREFECT_API_URL"):
+        os.environ.pop(name, None)
+    local.start()
+    yield state
+    local.stop()
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="module")
+def warm(services: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with data and a warm-started policy that knows the turn format."""
+    root = tmp_path_factory.mktemp("warm")
+    (root / "params.yaml").write_text(PARAMS)
+    run(root, "prepare")
+    run(root, "warmstart")
+    return root
+
+
+def copy_of(warm: Path, root: Path) -> Path:
+    shutil.copytree(warm, root)
+    return root
+
+
+def weights(root: Path, name: str = "mempo") -> bytes:
+    return (root / "checkpoints" / name / "final" / "model.safetensors").read_bytes()
+
+
+def rounds_of(root: Path) -> list[Path]:
+    return sorted(root.glob("runs/mempo-*/round_*"))
+
+
+@pytest.fixture(scope="module")
+def straight(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six rounds without a break."""
+    root = copy_of(warm, tmp_path_factory.mktemp("straight") / "w")
+    run(root, "train", "mempo")
+    return root
+
+
+def test_training_learns_something_and_leaves_what_dvc_keeps(straight: Path, warm: Path):
+    start = (warm / "checkpoints" / "warmstart" / "final" / "model.safetensors").read_bytes()
+    assert weights(straight) != start
+    samples = [sample for folder in rounds_of(straight) for sample in read_records(folder / "samples.parquet", Sample)]
+    assert any(sample.outcome_advantage for sample in samples)
+    assert any(any(sample.memory_advantages) for sample in samples)
+    rounds = pd.read_parquet(straight / "results" / "mempo" / "rounds.parquet")
+    assert rounds["round"].tolist() == list(range(6))
+    assert rounds["dev/em_greedy"].notna().sum() == 2
+    assert rounds["num_steps"].eq(2).all()
+    # the sampler's log-probs are the trainer's: no drift before the first step
+    assert rounds["sampler_gap"].max() < 1e-4
+    assert (straight / "checkpoints" / "mempo" / "best" / "config.json").exists()
+
+
+def test_another_training_of_the_same_settings_is_equal_to_the_bit(straight: Path, warm: Path, tmp_path: Path):
+    again = copy_of(warm, tmp_path / "w")
+    run(again, "train", "mempo")
+    assert weights(again) == weights(straight)
+
+
+@pytest.mark.parametrize("name", ["rollouts.parquet", "update.json"])
+def test_three_rounds_kill_and_three_more_are_six_rounds(
+    straight: Path, warm: Path, services: Path, tmp_path: Path, name: str
+):
+    """SIGKILL as soon as a file of round 3 appears: inside the round, whatever the process is doing by then."""
+    root = copy_of(warm, tmp_path / "w")
+    started = subprocess.Popen(
+        command(root, "train", "mempo"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 240
+    while not list(root.glob(f"runs/mempo-*/round_0003/{name}")):
+        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+    finished = {path: path.stat().st_mtime_ns for folder in rounds_of(root)[:3] for path in folder.glob("*.parquet")}
+    run(root, "train", "mempo")
+    assert weights(root) == weights(straight)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished  # what was whole was not made again
+    assert len(rounds_of(root)) == 6
+    key = storage.read_json(next(root.glob("runs/mempo-*/mlflow.json")))["key"]
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{services}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (tracked,) = client.search_runs(experiments, f"tags.`mempo.key` = '{key}'")
+    assert tracked.info.status == "FINISHED"
+    points = client.get_metric_history(tracked.info.run_id, "mem_reward/n")
+    assert [point.step for point in points] == list(range(6))
+
+
+def test_a_finished_training_run_again_changes_nothing(straight: Path):
+    before = {path: path.stat().st_mtime_ns for folder in rounds_of(straight) for path in folder.iterdir()}
+    run(straight, "train", "mempo")
+    assert {path: path.stat().st_mtime_ns for folder in rounds_of(straight) for path in folder.iterdir()} == before
+
+
+def test_a_deleted_round_is_made_again(straight: Path, tmp_path: Path):
+    root = copy_of(straight, tmp_path / "w")
+    last = rounds_of(root)[-1]
+    shutil.rmtree(last)
+    run(root, "train", "mempo")
+    assert (last / "rollouts.parquet").exists() and weights(root) == weights(straight)
+
+
+def test_more_rounds_go_on_in_the_same_folder(straight: Path, tmp_path: Path):
+    root = copy_of(straight, tmp_path / "w")
+    run(root, "train", "mempo", "--set", "loop.num_rounds=7")
+    assert len(rounds_of(root)) == 7 and len(list(root.glob("runs/mempo-*"))) == 1
+
+
+def test_evaluation_and_report(straight: Path, tmp_path: Path):
+    root = copy_of(straight, tmp_path / "w")
+    run(root, "train", "full_context")
+    run(root, "evaluate")
+    metrics = storage.read_json(root / "metrics" / "evaluation.json")
+    assert set(metrics) == {"warmstart", "mempo", "full_context"}
+    assert metrics["mempo"]["num_questions"] == 8 and 0 <= metrics["mempo"]["format_rate"] <= 1
+    run(root, "report")
+    page = (root / "report" / "index.html").read_text()
+    assert "full_context" in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert set(storage.read_json(root / "metrics" / "train.json")) == {"mempo", "full_context"}
+
+
+def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, tmp_path: Path):
+    root = tmp_path / "w"
+    shutil.copytree(warm, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
+    started = subprocess.Popen(
+        command(root, "warmstart"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 240
+    while not list(root.glob("runs/warmstart-*/step_000100")):
+        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+    run(root, "warmstart")
+    name = "checkpoints/warmstart/final/model.safetensors"
+    assert (root / name).read_bytes() == (warm / name).read_bytes()

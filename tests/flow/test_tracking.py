@@ -1,0 +1,243 @@
+"""Tracking against a real SQLite store, and against servers that are down in the two ways servers are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from hypothesis import given, strategies as st
+from matplotlib.figure import Figure
+
+from mempo.config import Config
+from tasks import chart_view, tracking
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config().model_dump(mode="json")
+HOUR = 1_796_000_000_000
+
+
+def rounds(count: int) -> list[tracking.Round]:
+    return [(index, {"mem_reward/p50": index / 10, "em": 0.5}, HOUR + index) for index in range(count)]
+
+
+def history(run: tracking.TrackedRun, name: str) -> list[tuple[int, float]]:
+    assert run.run_id
+    return [(point.step, point.value) for point in mlflow.MlflowClient().get_metric_history(run.run_id, name)]
+
+
+def look(run: tracking.TrackedRun) -> Any:
+    assert run.run_id
+    return mlflow.MlflowClient().get_run(run.run_id)
+
+
+def test_a_run_is_flat_named_and_ends(store: Path, tmp_path: Path) -> None:
+    run = tracking.open_tracking("mempo", CONFIG, {"policy": "mempo"}, tmp_path / "run" / "mlflow.json")
+    assert tracking.catch_up(run, rounds(3)) and tracking.close(run)
+    found = look(run)
+    assert (found.info.run_name, found.info.status) == ("mempo", "FINISHED")
+    assert found.data.tags["policy"] == "mempo" and "mlflow.parentRunId" not in found.data.tags
+    assert found.data.params["loop.group_size"] == str(Config().loop.group_size)
+    assert len(found.data.params) == len(tracking.flat_params(CONFIG)) > 100
+    assert history(run, "mem_reward/p50") == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    assert found.info.artifact_uri.startswith((store / "artifacts").as_uri())
+
+
+def test_rounds_logged_twice_leave_one_point_and_resume_finds_the_run(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.json"
+    first = tracking.open_tracking("mempo", CONFIG, {}, file)
+    tracking.catch_up(first, rounds(3))
+    again = tracking.open_tracking("mempo", CONFIG | {"extra": 1}, {}, file)
+    assert (again.run_id, again.last_logged) == (first.run_id, 2)
+    for step, metrics, at in rounds(3):  # as after a kill between the call and the note of it
+        tracking.log_metrics(again, metrics, step, at)
+    tracking.catch_up(again, rounds(5))
+    assert history(again, "em") == [(index, 0.5) for index in range(5)]
+
+
+def test_a_killed_run_is_not_left_running(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.json"
+    code = f"""
+        import time, mlflow
+        from pathlib import Path
+        from tasks import tracking
+        run = tracking.open_tracking("mempo", {{"a": 1}}, {{}}, Path({str(file)!r}))
+        tracking.catch_up(run, [(0, {{"em": 0.5}}, {HOUR})])
+        print("logged", flush=True); time.sleep(120)
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "logged\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    run = tracking.open_tracking("mempo", {"a": 1}, {}, file)
+    assert run.last_logged == 0 and look(run).info.status == "RUNNING"
+    tracking.catch_up(run, [(0, {"em": 0.5}, HOUR), (1, {"em": 0.6}, HOUR + 1)])
+    tracking.close(run)
+    assert look(run).info.status == "FINISHED"
+    assert history(run, "em") == [(0, 0.5), (1, 0.6)]
+    assert len(mlflow.MlflowClient().search_runs([look(run).info.experiment_id])) == 1
+
+
+def test_a_run_made_just_before_a_kill_gets_its_params(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.json"
+    run = tracking.open_tracking("mempo", {}, {}, file)  # as if killed before the first call after making the run
+    again = tracking.open_tracking("mempo", {"a": 1}, {}, file)
+    assert again.run_id == run.run_id and look(again).data.params == {"a": "1"}
+
+
+def test_a_run_deleted_from_the_store_is_logged_anew(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.json"
+    run = tracking.open_tracking("mempo", {}, {}, file)
+    tracking.catch_up(run, rounds(3))
+    assert run.run_id
+    mlflow.MlflowClient().delete_run(run.run_id)
+    again = tracking.open_tracking("mempo", {}, {}, file)
+    assert tracking.catch_up(again, rounds(3)) and again.run_id != run.run_id
+    assert len(history(again, "em")) == 3
+
+
+def test_neither_note_nor_warning_holds_the_password_of_the_store(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow.set_tracking_uri("http://me:hunter2@127.0.0.1:9")
+    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    assert "hunter2" not in (tmp_path / "mlflow.json").read_text()
+    warnings = [record.getMessage() for record in caplog.records if record.name == "tasks.tracking"]
+    assert len(warnings) == 1 and "hunter2" not in warnings[0] and "logged later" in warnings[0]
+
+
+def test_another_store_gets_the_whole_run(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.json"
+    tracking.catch_up(tracking.open_tracking("mempo", {}, {}, file), rounds(2))
+    mlflow.set_tracking_uri(f"sqlite:///{store}/other.db")
+    run = tracking.open_tracking("mempo", {}, {}, file)
+    assert run.last_logged == -1 and tracking.catch_up(run, rounds(2))
+    assert history(run, "em") == [(0, 0.5), (1, 0.5)]
+
+
+def test_hostile_names_and_values_are_logged_by_the_stated_rules(store: Path, tmp_path: Path) -> None:
+    config = {
+        "long": "x" * 7000, "bad@name": 1, "db": {"url": "postgresql://me:hunter2@host/db", "password": "hunter2"},
+        "hub": {"api_key": "hunter2", "access_token": "hunter2"}, "max_prompt_tokens": 128, "empty": {}, "none": None,
+        **{f"p{index}": index for index in range(250)},
+    }  # fmt: skip
+    run = tracking.open_tracking("mempo", config, {"t": "y" * 9000}, tmp_path / "mlflow.json")
+    assert run.open
+    params = look(run).data.params
+    assert params["long"] == "x" * 6000 and params["bad_name"] == "1" and params["p249"] == "249"
+    assert params["db.url"] == "postgresql://me:***@host/db" and params["max_prompt_tokens"] == "128"
+    assert "hunter2" not in str(look(run).to_dictionary())
+    odd = {"mem@2": 1.0, "/a//../b": 2.0, "汉 (x)": 3.0, "nan": math.nan, "inf": -math.inf, "n" * 300: 4.0}
+    assert tracking.log_metrics(run, odd, 0, HOUR)
+    metrics = look(run).data.metrics
+    assert metrics == {"mem_2": 1.0, "a/b": 2.0, "汉 _x_": 3.0, "not_finite": 2.0, "n" * 250: 4.0}
+    assert tracking.log_metrics(run, {f"m/{index}": 1.0 for index in range(1500)}, 1, HOUR)
+    assert len(look(run).data.metrics) == 5 + 1500
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_every_metric_name_becomes_one_that_mlflow_takes(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    made = tracking.metric_name(name)
+    _validate_metric_name(made)
+    assert tracking.metric_name(made) == made
+
+
+def test_tables_and_pictures_are_replaced_not_piled_up(store: Path, tmp_path: Path) -> None:
+    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    for count in (1, 2):
+        assert tracking.log_table(run, "rounds", {"round": list(range(count)), "em": [math.nan, 0.5][:count]})
+        assert tracking.log_figure(run, Figure(), "mem_reward_box.png")
+    client = mlflow.MlflowClient()
+    assert run.run_id
+    assert sorted(entry.path for entry in client.list_artifacts(run.run_id)) == ["mem_reward_box.png", "rounds.json"]
+    table = json.loads(Path(client.download_artifacts(run.run_id, "rounds.json")).read_text())
+    assert table == {"columns": ["round", "em"], "data": [[0, None], [1, 0.5]]}
+
+
+def test_the_experiment_carries_the_prebuilt_view(store: Path, tmp_path: Path) -> None:
+    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="mine")
+    experiment = mlflow.MlflowClient().get_experiment_by_name("mine")
+    assert experiment is not None and chart_view.TAG in experiment.tags
+    url = tracking.charts_url("http://127.0.0.1:5000", "mine")
+    assert url.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?")
+    assert "compareRunsMode=CHART" in url and f"viewStateShareKey={chart_view.KEY}" in url
+
+
+def test_two_processes_make_one_store(store: Path, tmp_path: Path) -> None:
+    code = """
+        import sys; from pathlib import Path; from tasks import tracking
+        print(tracking.open_tracking("mempo", {}, {}, Path(sys.argv[1])).open)
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": f"sqlite:///{store}/fresh.db"}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / f"{index}.json")],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    assert [child.communicate(timeout=240)[0].strip() for child in children] == ["True", "True"]
+
+
+@pytest.fixture(params=["refuses", "never answers"])
+def dead_server(request: pytest.FixtureRequest, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if request.param == "never answers":
+            listener.listen(64)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        mlflow.set_tracking_uri(url)
+        yield url
+
+
+def test_a_dead_server_costs_seconds_and_nothing_is_lost(
+    dead_server: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mlflow.json"
+    opened = threading.Event()
+
+    def train() -> tracking.TrackedRun:
+        run = tracking.open_tracking("mempo", CONFIG, {}, file)
+        for count in range(1, 20):
+            assert not tracking.catch_up(run, rounds(count))
+            assert not tracking.log_figure(run, Figure(), "mem_reward_box.png")
+        assert not tracking.close(run, "FAILED")
+        opened.set()
+        return run
+
+    worker = threading.Thread(target=train, daemon=True)
+    worker.start()
+    # Two calls reach out, opening and closing; each is two tries of 1 s. Without the pause there would be forty.
+    assert opened.wait(30), "a dead server must not hold training up"
+    mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
+    run = tracking.open_tracking("mempo", CONFIG, {}, file)
+    assert tracking.catch_up(run, rounds(20)) and tracking.close(run)
+    assert len(history(run, "em")) == 20 and look(run).info.status == "FINISHED"
+
+
+def test_a_server_that_comes_back_is_used_again(dead_server: str, store: Path, tmp_path: Path) -> None:
+    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    assert not run.open and run.silent_until > time.monotonic()
+    run.silent_until = 0.0
+    mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
+    assert tracking.catch_up(run, rounds(2))
+    assert history(run, "em") == [(0, 0.5), (1, 0.5)]

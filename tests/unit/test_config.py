@@ -1,0 +1,210 @@
+"""params.yaml: what is refused, with which words, and what wins over what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mempo.config import Advantage, Config, ConfigError, digest, load_config
+
+# Nine times nine times ... of the same list: written out it would fill the memory.
+LAUGHS = (
+    "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)) + "loop: *a29"
+)
+
+
+def load(tmp_path: Path, text: str, *overrides: str, policy: str | None = None) -> Config:
+    file = tmp_path / "params.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, overrides, policy=policy)
+
+
+def refused(tmp_path: Path, text: str, *overrides: str, policy: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, *overrides, policy=policy)
+    return str(caught.value)
+
+
+def test_the_projects_own_file_is_good() -> None:
+    path = Path(__file__).parents[2] / "params.yaml"
+    config = load_config(path)
+    for name in config.policies:
+        load_config(path, policy=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "nearest"),
+    [
+        ("loop: {group_sise: 8}", "loop.group_sise", "group_size"),
+        ("lop: {group_size: 8}", "lop", "loop"),
+        ("mem_reward: {treshold: 0.5}", "mem_reward.treshold", "threshold"),
+        ("advantage: {std_flor: 0.1}", "advantage.std_flor", "std_floor"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_nearest_right_one(tmp_path: Path, text: str, key: str, nearest: str) -> None:
+    assert refused(tmp_path, text) == f"{key}: unknown key; did you mean {nearest}?"
+
+
+def test_a_key_like_no_other_lists_what_is_known(tmp_path: Path) -> None:
+    message = refused(tmp_path, "search: {zzzz: 1}")
+    assert "search.zzzz: unknown key; known: max_observation_tokens, top_k" in message
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, "loop: {group_sise: 8, num_rounds: 0}\noptim: {beta1: 1.0}")
+    assert {line.split(":")[0] for line in message.splitlines()} == {
+        "loop.num_rounds",
+        "loop.group_sise",
+        "optim.beta1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("loop: {group_size: 0}", "loop.group_size"),
+        ("loop: {num_rounds: -1}", "loop.num_rounds"),
+        ("loop: {num_rounds: 2.5}", "loop.num_rounds"),
+        ("rollout: {temperature: 0}", "rollout.temperature"),
+        ("mem_reward: {threshold: 1}", "mem_reward.threshold"),
+        ("mem_reward: {kind: ratio}", "mem_reward.kind"),
+        ("optim: {learning_rate: .nan}", "optim.learning_rate"),
+        ("optim: {learning_rate: .inf}", "optim.learning_rate"),
+        ("optim: {learning_rate: fast}", "optim.learning_rate"),
+        ("data: {heldout: 1.0}", "data.heldout"),
+        ("data: {max_hops: 4}", "data.max_hops"),
+        ("loop: 3", "loop"),
+        ("loop: [1, 2]", "loop"),
+        ("preset: mine", "preset"),
+    ],
+)
+def test_values_out_of_range_are_named(tmp_path: Path, text: str, key: str) -> None:
+    assert refused(tmp_path, text).startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(("written", "value"), [("1e-6", 1e-6), ("1E-6", 1e-6), ("1.0e-06", 1e-6), ("0.000001", 1e-6)])
+def test_scientific_notation_is_a_number(tmp_path: Path, written: str, value: float) -> None:
+    assert load(tmp_path, f"optim: {{learning_rate: {written}}}").optim.learning_rate == value
+    assert load(tmp_path, "{}", f"optim.learning_rate={written}").optim.learning_rate == value
+
+
+def test_yes_and_no_are_words_not_booleans(tmp_path: Path) -> None:
+    # YAML 1.1 would read a model folder called "no" as false.
+    assert load(tmp_path, "model: {path: no}").model.path == "no"
+
+
+def test_training_refuses_a_cut_distribution(tmp_path: Path) -> None:
+    assert "top_p < 1" in refused(tmp_path, "rollout: {top_p: 0.9}")
+    assert "top_k > 0" in refused(tmp_path, "rollout: {top_k: 20}")
+
+
+def test_a_context_that_cannot_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
+    text = "model: {window: 255}\nsearch: {max_observation_tokens: 64}\nrollout: "
+    text += "{max_prompt_tokens: 64, max_response_tokens: 64}"
+    assert "up to 256 tokens" in refused(tmp_path, text)  # 64 + 2 * 64 + 64
+    load(tmp_path, text, "model.window=256")
+    load(tmp_path, text, "model.path=some/folder")  # its window is known when it is opened
+
+
+def test_the_full_context_asks_for_no_memory(tmp_path: Path) -> None:
+    assert "format.require_memory" in refused(tmp_path, "rollout: {context: full}")
+    config = load(tmp_path, "rollout: {context: full}\nformat: {require_memory: false}")
+    assert config.system == config.prompt.system_full
+
+
+def test_overrides_win_over_policy_over_preset_over_file(tmp_path: Path) -> None:
+    text = "loop: {group_size: 4}\npolicies: {grpo: {advantage: {mem_weight: 0.0}, loop: {group_size: 6}}}"
+    assert load(tmp_path, text).loop.group_size == 4
+    assert load(tmp_path, text, "preset=published").loop.group_size == 16
+    assert load(tmp_path, text, "preset=published", policy="grpo").loop.group_size == 6
+    assert load(tmp_path, text, "preset=published", "loop.group_size=2", policy="grpo").loop.group_size == 2
+
+
+def test_a_policy_changes_its_own_sections_alone(tmp_path: Path) -> None:
+    text = "loop: {num_rounds: 3}\npolicies: {mempo: {}, grpo: {advantage: {mem_weight: 0.0}}}"
+    grpo, mempo = load(tmp_path, text, policy="grpo"), load(tmp_path, text, policy="mempo")
+    assert (grpo.uses_memory_reward, mempo.uses_memory_reward) == (False, True)
+    assert grpo.model_copy(update={"advantage": mempo.advantage, "policies": mempo.policies}) == mempo
+
+
+def test_an_unknown_policy_is_named_with_the_nearest(tmp_path: Path) -> None:
+    text = "policies: {mempo: {}, grpo: {}}"
+    assert refused(tmp_path, text, policy="grop") == "policies.grop: no such policy; did you mean grpo?"
+
+
+def test_a_misspelt_key_inside_a_policy_is_named(tmp_path: Path) -> None:
+    message = refused(tmp_path, "policies: {a: {loop: {group_sise: 8}}}", policy="a")
+    assert "loop.group_sise" in message and "group_size" in message
+
+
+def test_the_preset_sets_every_published_switch(tmp_path: Path) -> None:
+    text = "mem_reward: {empty: skip, mask: shared}\nadvantage: {pool: batch}\nreward: {kind: f1}"
+    config = load(tmp_path, text, "preset=published")
+    assert (config.mem_reward.empty, config.mem_reward.mask, config.mem_reward.answer_tokens) == (
+        "one", "independent", "last_four",
+    )  # fmt: skip
+    assert (config.advantage.pool, config.reward.kind, config.loss.old_logprobs) == ("question", "em", "recomputed")
+
+
+@pytest.mark.parametrize(
+    "override", ["loop", "=3", "loop.num_rounds", "loop.num_rounds.deep=1", "loop.num_rounds=[", "a.b=1"]
+)
+def test_bad_overrides_are_refused(tmp_path: Path, override: str) -> None:
+    assert refused(tmp_path, "loop: {num_rounds: 3}", override)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just a sentence",
+        "[1, 2]",
+        "loop: {num_rounds: 3",
+        "loop: {num_rounds: 3}\nloop: {num_rounds: 4}",
+        "!!python/object/apply:os.system ['touch hacked']",
+        "loop: !!python/object/apply:os.system ['touch hacked']",
+        "loop: &a [*a]",
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nloop: *c",
+        "loop: {? [1, 2] : 3}",
+        "1: {2: 3}",
+        "loop:\n\tnum_rounds: 3",
+        "---\nloop: {}\n---\nloop: {}",
+        "\x00",
+        "[" * 3000,
+        LAUGHS,
+        "loop: {num_rounds: " + "9" * 5000 + "}",
+    ],
+    ids=range(17),
+)
+def test_hostile_files_are_refused_with_the_projects_own_error(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(tmp_path, text)
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing in the file was run"
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="directory"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("model: {path: \xfc}".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin\.yaml"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_the_memory_weight_falls_over_absolute_rounds() -> None:
+    advantage = Advantage(mem_weight=0.8, anneal_rounds=4)
+    assert [advantage.weight_at(index) for index in (0, 1, 2, 4, 9)] == pytest.approx([0.8, 0.6, 0.4, 0.0, 0.0])
+    assert Advantage(mem_weight=0.8).weight_at(100) == 0.8
+
+
+def test_the_configuration_is_frozen_and_its_digest_is_of_its_values() -> None:
+    config = Config()
+    with pytest.raises(ValueError, match="frozen"):
+        config.loop.num_rounds = 3  # type: ignore[misc]
+    same = digest({"b": 1, "a": 2})
+    assert same == digest({"a": 2, "b": 1}) and len(same) == 8
+    assert same != digest({"a": 2, "b": 1.5})

@@ -1,0 +1,60 @@
+"""Which questions a round asks, and what a round reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from mempo.rounds import by_question, questions_of_round, reward_figures, rollout_figures
+from mempo.samples import TurnReward
+from tests.unit.builders import question, trajectory, turn
+
+
+def ids(round_index: int, count: int = 10, per_round: int = 4, seed: int = 0) -> list[str]:
+    pool = [question(str(i)) for i in range(count)]
+    return [q.question_id for q in questions_of_round(pool, round_index, per_round, seed)]
+
+
+def test_every_question_comes_once_an_epoch():
+    drawn = [name for index in range(5) for name in ids(index)]  # 5 rounds x 4 = 2 epochs of 10
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(str(i) for i in range(10))
+    assert drawn[:10] != drawn[10:]
+
+
+def test_a_round_depends_on_its_index_and_seed_alone():
+    assert ids(3) == ids(3)
+    assert ids(3) != ids(3, seed=1)
+
+
+def test_a_question_id_twice_is_refused():
+    with pytest.raises(ValueError, match="'a' occurs 2 times"):
+        by_question([question("a"), question("b"), question("a")])
+
+
+def reward(sample: int, turn_index: int, value: float | None, score: float = 1.0, **fields: object) -> TurnReward:
+    values = {
+        "question_id": "q", "status": "answered", "valid": True, "outcome_advantage": 0.0,
+        "reason": None if value is not None else "first_turn", "p_full": 0.5, "p_mem": 0.5, "kept_full": 1, "kept_mem": 0,
+        "answer_tokens": 2, "mem_advantage": 0.0, "mem_tokens": 4, "context_tokens": 9, "response_tokens": 5,
+    }  # fmt: skip
+    return TurnReward(sample_index=sample, turn=turn_index, mem_reward=value, score=score, **(values | fields))  # type: ignore[arg-type]
+
+
+def test_reward_figures():
+    table = [reward(0, 1, None), reward(0, 2, 0.1), reward(1, 1, None, score=0.0), reward(1, 2, 0.3, score=0.0)]
+    figures = reward_figures(table)
+    assert figures["reward/mean"] == 0.5
+    assert figures["group/flat_share"] == 0.0
+    assert figures["mem_reward/n"] == 2
+    assert figures["mem_reward/p50"] == pytest.approx(0.2)
+    assert figures["mem_reward/turn_2/mean"] == pytest.approx(0.2)
+    assert figures["kept/full"] == 0.5 and figures["kept/nothing_mem"] == 1.0
+    assert figures["no_signal/first_turn"] == 0.5
+
+
+def test_rollout_figures_count_statuses():
+    found = [trajectory([turn(3, 2), turn(5, 4)]), trajectory([turn(3, 2, valid=False)], sample=1, status="no_action")]
+    figures = rollout_figures(found)
+    assert figures["turns"] == 1.5
+    assert figures["format_rate"] == 0.5
+    assert figures["status/no_action"] == 0.5
+    assert figures["response_tokens"] == 8 and figures["peak_tokens"] == 9

@@ -1,0 +1,121 @@
+"""The advantage step: which token carries which signal, and what is left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mempo.config import Config
+from mempo.records import Sample, Trajectory
+from mempo.samples import TurnReward, build
+from tests.unit.builders import question, trajectory, turn, turn_score
+
+PUBLISHED = {"threshold": 0.5, "mask": "independent", "empty": "one", "kind": "difference"}
+
+
+def config(**sections: object) -> Config:
+    return Config.model_validate({"mem_reward": PUBLISHED} | sections)
+
+
+def two_trajectories(**second: object) -> list[Trajectory]:
+    """One right answer with a memory on tokens 1..2 of turn 2, one wrong answer with a memory on tokens 0..3."""
+    right = trajectory([turn(3, 2), turn(5, 4, (1, 3))], sample=0)
+    wrong = trajectory([turn(3, 3), turn(4, 5, (0, 4))], sample=1, answer="Rome", **second)
+    return [right, wrong]
+
+
+def run(
+    trajectories: list[Trajectory],
+    chosen: Config,
+    probes: dict[tuple[int, int], tuple[float, float]],
+    round_index: int = 0,
+) -> tuple[dict[str, Sample], list[TurnReward]]:
+    """Build with one-token probes: (sample, turn) -> (full, mem) log-probability."""
+    scores = []
+    for of in trajectories:
+        for index in range(1, len(of.turns) + 1):
+            full, mem = probes.get((of.sample_index, index), (None, None))
+            scores.append(turn_score(of, index, None if full is None else [full], None if mem is None else [mem]))
+    samples, table = build(trajectories, {"q": question()}, scores, chosen, round_index=round_index)
+    return {sample.key: sample for sample in samples}, table
+
+
+PROBES = {(0, 2): (math.log(0.8), math.log(0.9)), (1, 2): (math.log(0.9), math.log(0.6))}
+
+
+def test_memory_tokens_carry_both_signals_and_all_others_the_outcome():
+    samples, table = run(two_trajectories(), config(), PROBES)
+    # scores 1, 0: mean 0.5, std sqrt(0.5) -> +-0.5 / 0.70711 = +-0.70711
+    outcome = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert samples["q/0/1"].outcome_advantage == pytest.approx(outcome)
+    assert samples["q/1/2"].outcome_advantage == pytest.approx(-outcome)
+    # rewards 0.1, -0.3: mean -0.1, std sqrt(0.08) = 0.28284 -> +-0.2 / 0.28284 = +-0.70711
+    memory = 0.2 / (math.sqrt(0.08) + 1e-6)
+    assert samples["q/0/1"].memory_advantages == [0.0] * 5
+    assert samples["q/0/2"].memory_advantages == pytest.approx([0.0] * 5 + [0.0, memory, memory, 0.0])
+    assert samples["q/1/2"].memory_advantages == pytest.approx([0.0] * 4 + [-memory] * 4 + [0.0])
+    assert samples["q/0/2"].loss_mask == [0] * 5 + [1] * 4
+    # token-mean: 2 + 4 + 3 + 5 = 14 loss tokens
+    assert {sample.weight for sample in samples.values()} == {1 / 14}
+    assert [row.mem_reward for row in table] == [None, pytest.approx(0.1), None, pytest.approx(-0.3)]
+
+
+def test_weight_scales_and_anneals_the_memory_signal():
+    half, _ = run(two_trajectories(), config(advantage={"mem_weight": 0.5}), PROBES)
+    whole, _ = run(two_trajectories(), config(), PROBES)
+    assert half["q/0/2"].memory_advantages == pytest.approx([0.5 * v for v in whole["q/0/2"].memory_advantages])
+    annealed = config(advantage={"mem_weight": 1.0, "anneal_rounds": 4})
+    last, _ = run(two_trajectories(), annealed, PROBES, round_index=3)  # 1 - 3/4
+    assert last["q/0/2"].memory_advantages == pytest.approx([0.25 * v for v in whole["q/0/2"].memory_advantages])
+    gone, _ = run(two_trajectories(), annealed, PROBES, round_index=9)
+    assert set(gone["q/0/2"].memory_advantages) == {0.0}
+
+
+@pytest.mark.parametrize("gate", ["outcome_nonnegative", "outcome_correct"])
+def test_a_gate_silences_the_memory_of_a_wrong_trajectory(gate: str):
+    samples, _ = run(two_trajectories(), config(advantage={"gate": gate}), PROBES)
+    assert any(samples["q/0/2"].memory_advantages)
+    assert not any(samples["q/1/2"].memory_advantages)
+
+
+def test_a_failed_tool_leaves_both_statistics():
+    trajectories = [*two_trajectories(), trajectory([turn(3, 2), turn(5, 4, (0, 2))], sample=2, status="tool_failed")]
+    probes = PROBES | {(2, 2): (-0.1, -0.2)}
+    samples, table = run(trajectories, config(), probes)
+    alone, alone_table = run(two_trajectories(), config(), PROBES)
+    assert samples == alone and table == alone_table
+
+
+def test_a_flat_group_dropped_keeps_only_its_memory_tokens():
+    trajectories = [trajectory(t.turns, sample=t.sample_index) for t in two_trajectories()]  # both right
+    kept, _ = run(trajectories, config(), PROBES)
+    assert {s.outcome_advantage for s in kept.values()} == {0.0}
+    assert kept["q/0/1"].weight == 1 / 14
+    dropped, _ = run(trajectories, config(advantage={"flat_groups": "drop"}), PROBES)
+    assert dropped["q/0/1"].weight == 0.0 and not any(dropped["q/0/1"].loss_mask)
+    assert dropped["q/0/2"].loss_mask == [0] * 5 + [0, 1, 1, 0]
+    assert dropped["q/0/2"].weight == 1 / 6  # 2 + 4 memory tokens
+
+
+def test_cut_off_trajectories_can_be_left_out_of_the_loss_but_not_of_the_group():
+    trajectories = two_trajectories(status="truncated")
+    dropped, _ = run(trajectories, config(advantage={"cut_off": "drop"}), PROBES)
+    assert dropped["q/1/1"].weight == dropped["q/1/2"].weight == 0.0
+    assert dropped["q/0/1"].outcome_advantage == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
+    assert dropped["q/0/1"].weight == 1 / 6  # 2 + 4 tokens
+
+
+def test_nothing_kept_can_be_skipped():
+    probes = {(0, 2): (math.log(0.4), math.log(0.3)), (1, 2): (math.log(0.9), math.log(0.6))}
+    skip = config(mem_reward={"mask": "shared", "empty": "skip"})
+    samples, table = run(two_trajectories(), skip, probes)
+    assert [row.mem_reward for row in table] == [None, None, None, pytest.approx(-0.3)]
+    assert not any(samples["q/0/2"].memory_advantages)
+    assert samples["q/1/2"].memory_advantages[4] == pytest.approx(-0.3, abs=1e-5)  # a pool of one keeps its raw reward
+
+
+def test_a_cap_clips_the_final_reward():
+    capped = config(mem_reward=PUBLISHED | {"reward_cap": 0.2})
+    _, table = run(two_trajectories(), capped, PROBES)
+    assert [row.mem_reward for row in table if row.mem_reward is not None] == [pytest.approx(0.1), -0.2]

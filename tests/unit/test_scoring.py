@@ -1,0 +1,337 @@
+"""The scoring pass against its definition: each context written out alone, one plain forward pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import conftest
+import pytest
+import torch
+from conftest import make_policy, make_tokenizer
+from hypothesis import HealthCheck, given, settings, strategies as st
+from tokenizers import normalizers
+
+from mempo import mem_reward, probes, prompts, tags
+from mempo.config import Advantage, Config, LossConfig, Rollout, Runtime, Scoring
+from mempo.engines.hf import HFEngine
+from mempo.packing import TokenTree
+from mempo.records import Question, Trajectory, Turn, TurnScore
+from mempo.scoring import score
+from mempo.storage import write_json
+
+RUNTIME = Runtime(num_threads=1)
+FRANCE = Question("france", "What is the capital of France?", [["Paris", "paris"], ["Yen"]])
+JAPAN = Question("japan", "What is the currency of Japan?", [["Yen"]])
+QUESTIONS = {question.question_id: question for question in (FRANCE, JAPAN)}
+THREE_TURNS = [
+    "<think>search</think><search>capital</search>",
+    "<mem>the capital of France is Paris</mem><think>next</think><search>currency</search>",
+    "<mem>Paris; Yen</mem><think>done</think><answer>Paris; Yen</answer>",
+]
+NO_MEMORY = [
+    THREE_TURNS[0],
+    "<think>x</think><search>capital of Ulm</search>",
+    "<mem></mem><think>y</think><answer>9</answer>",
+]
+
+
+def make_turn(tokenizer: Any, prompt_ids: list[int], text: str, observation: str | None, number: int) -> Turn:
+    ids = prompts.encode_frame(tokenizer, text)
+    decoded, offsets = tags.token_offsets(tokenizer, ids)
+    assert decoded == text
+    parsed = tags.parse_turn(text, number)
+    frame = prompts.chat_frame(tokenizer, "You are a helpful assistant.")
+    after = frame.observation(prompts.encode_text(tokenizer, observation), ids) if observation is not None else []
+    return Turn(
+        prompt_ids=prompt_ids,
+        response_ids=ids,
+        sampling_logprobs=[-0.5 - i / 8 for i in range(len(ids))],
+        text=text,
+        valid=parsed.valid,
+        memory=parsed.memory,
+        mem_span=tags.token_span(offsets, parsed.memory_chars) if parsed.memory_chars else None,
+        action=parsed.action,
+        argument=parsed.argument,
+        observation=observation,
+        observation_ids=after,
+        finish_reason="stop",
+    )
+
+
+def make_trajectory(tokenizer: Any, question: Question, index: int, texts: Sequence[str]) -> Trajectory:
+    """Turns under the rule ``memory``; every turn but the last one has an observation."""
+    frame = prompts.chat_frame(tokenizer, "You are a helpful assistant.")
+    first = frame.first_prompt(prompts.encode_text(tokenizer, question.question))
+    turns: list[Turn] = []
+    for number, text in enumerate(texts, start=1):
+        observation = f"The country of Ulm {number}." if number < len(texts) else None
+        turns.append(make_turn(tokenizer, prompts.context("memory", first, turns), text, observation, number))
+    return Trajectory(question.question_id, index, 0, turns, "Paris", "answered")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_policy: Path) -> HFEngine:
+    return HFEngine(tiny_policy, RUNTIME)
+
+
+@pytest.fixture(scope="module")
+def trajectories(tiny_tokenizer: Any) -> list[Trajectory]:
+    made = [make_trajectory(tiny_tokenizer, FRANCE, i, THREE_TURNS) for i in range(2)]
+    made.append(make_trajectory(tiny_tokenizer, FRANCE, 2, NO_MEMORY))
+    return [*made, make_trajectory(tiny_tokenizer, JAPAN, 0, [*THREE_TURNS[:2], *THREE_TURNS[1:]])]
+
+
+def config(**sections: Any) -> Config:
+    return Config(**sections)
+
+
+@torch.no_grad()
+def alone(engine: HFEngine, context: list[int], continuation: list[int], temperature: float = 1.0) -> list[float]:
+    """log p(continuation | context), in one plain forward pass of the whole sequence."""
+    ids = torch.tensor([context + continuation])
+    logprobs = (engine.model(ids).logits[0].double() / temperature).log_softmax(-1)
+    return [float(logprobs[len(context) - 1 + i, token]) for i, token in enumerate(continuation)]
+
+
+def contexts(trajectory: Trajectory, number: int) -> tuple[list[int], list[int]]:
+    """The full context of turn ``number`` and the memory context, where tags are tokens of their own."""
+    first = trajectory.turns[0].prompt_ids
+    full = list(first)
+    for turn in trajectory.turns[: number - 1]:
+        full += turn.response_ids + turn.observation_ids
+    turn = trajectory.turns[number - 1]
+    start, end = turn.mem_span or (0, 0)
+    return full, first + turn.response_ids[start:end]
+
+
+def by_key(scores: Sequence[TurnScore]) -> dict[tuple[str, int, int], TurnScore]:
+    return {(s.question_id, s.sample_index, s.turn): s for s in scores}
+
+
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+@pytest.mark.parametrize("max_tree_tokens", [1, 4096])
+def test_probes_equal_each_context_written_out_alone(
+    engine: HFEngine, trajectories: list[Trajectory], mode: Any, max_tree_tokens: int
+) -> None:
+    options = config(scoring=Scoring(mode=mode, max_tree_tokens=max_tree_tokens))
+    scores = score(engine, trajectories, QUESTIONS, options)
+    assert [(s.question_id, s.sample_index, s.turn) for s in scores] == [
+        (t.question_id, t.sample_index, number) for t in trajectories for number in range(1, len(t.turns) + 1)
+    ]
+    found = by_key(scores)
+    for trajectory in trajectories:
+        for number, turn in enumerate(trajectory.turns, start=1):
+            one = found[trajectory.question_id, trajectory.sample_index, number]
+            if number == 1 or turn.mem_span is None:
+                assert one.reason == ("first_turn" if number == 1 else "no_segment")
+                assert one.full_logprobs == one.mem_logprobs == one.probe_ids == []
+                continue
+            full, memory = contexts(trajectory, number)
+            assert one.reason is None and one.policy_version == 0 and one.scorer == "actor@0"
+            assert one.full_logprobs == pytest.approx(alone(engine, full, one.probe_ids), abs=1e-4)
+            assert one.mem_logprobs == pytest.approx(alone(engine, memory, one.probe_ids), abs=1e-4)
+            assert one.context_tokens == len(full)
+            assert one.mem_tokens == len(memory) - len(trajectory.turns[0].prompt_ids)
+
+
+def test_full_context_ends_with_the_assistant_header_and_holds_no_own_output(
+    engine: HFEngine, trajectories: list[Trajectory]
+) -> None:
+    full, _ = contexts(trajectories[0], 3)
+    text = engine.tokenizer.decode(full)
+    assert text.endswith("<|im_start|>assistant\n") and "Paris; Yen" not in text
+    # Another last turn changes what its memory says, and not a single bit of what the history says.
+    other = make_trajectory(
+        engine.tokenizer, FRANCE, 0, [*THREE_TURNS[:2], "<mem>unknown</mem><think>y</think><answer>z</answer>"]
+    )
+    ours, theirs = (by_key(score(engine, [t], QUESTIONS, config()))["france", 0, 3] for t in (trajectories[0], other))
+    assert ours.full_logprobs == theirs.full_logprobs
+    assert ours.mem_logprobs != theirs.mem_logprobs
+
+
+def test_baseline_seen_stands_after_the_prompt_of_the_turn(engine: HFEngine, trajectories: list[Trajectory]) -> None:
+    history = by_key(score(engine, trajectories, QUESTIONS, config()))
+    for mode in ("packed", "padded"):
+        seen = by_key(score(engine, trajectories, QUESTIONS, config(scoring=Scoring(baseline="seen", mode=mode))))
+        for trajectory in trajectories:
+            for number, turn in enumerate(trajectory.turns, start=1):
+                one = seen[trajectory.question_id, trajectory.sample_index, number]
+                if one.reason is None:
+                    expected = alone(engine, turn.prompt_ids, one.probe_ids)
+                    assert one.full_logprobs == pytest.approx(expected, abs=1e-4)
+                    assert one.context_tokens == len(turn.prompt_ids)
+        # In turn 2 both contexts are the same; in turn 3 the rule has dropped turn 1.
+        second, third = ("france", 0, 2), ("france", 0, 3)
+        assert seen[second].full_logprobs == pytest.approx(history[second].full_logprobs, abs=1e-4)
+        assert seen[third].full_logprobs != pytest.approx(history[third].full_logprobs, abs=1e-2)
+
+
+def test_results_do_not_depend_on_what_is_scored_together(engine: HFEngine, trajectories: list[Trajectory]) -> None:
+    together = score(engine, trajectories, QUESTIONS, config())
+    for shards in ([[t] for t in trajectories], [trajectories[::-1]], [trajectories[::2], trajectories[1::2]]):
+        apart = by_key([one for shard in shards for one in score(engine, shard, QUESTIONS, config())])
+        for one in together:
+            other = apart[one.question_id, one.sample_index, one.turn]
+            assert other.full_logprobs == pytest.approx(one.full_logprobs, abs=1e-5)
+            assert other.mem_logprobs == pytest.approx(one.mem_logprobs, abs=1e-5)
+
+
+def test_no_tree_crosses_a_question_and_trees_stay_small(
+    engine: HFEngine, trajectories: list[Trajectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[list[TokenTree]] = []
+    run = engine.logprobs
+
+    def recorded(trees: Sequence[TokenTree], **options: Any) -> list[list[float]]:
+        passes.append(list(trees))
+        return run(trees, **options)
+
+    monkeypatch.setattr(engine, "logprobs", recorded)
+    size = len(contexts(trajectories[0], 3)[1]) + 120
+    score(engine, trajectories, QUESTIONS, config(scoring=Scoring(max_tree_tokens=size)))
+    full, memory = passes
+    assert len(full) == 4  # one a trajectory
+    firsts = {tuple(t.turns[0].prompt_ids) for t in trajectories}
+    for tree in memory:
+        # all branches hang on the end of one first prompt
+        roots = {parent for i, parent in enumerate(tree.parents) if parent != i - 1}
+        assert {tuple(tree.token_ids[: root + 1]) for root in roots} <= firsts and len(roots) <= 1
+        assert len(tree) <= size
+    assert 2 < len(memory) < 8  # 8 segments of 2 questions
+
+
+def test_a_context_past_the_window_gives_no_signal(
+    engine: HFEngine, trajectories: list[Trajectory], tmp_path: Path
+) -> None:
+    trajectory = trajectories[0]
+    probe = probes.make_probe(engine.tokenizer, FRANCE)
+    need = len(contexts(trajectory, 3)[0]) + len(probe.token_ids)
+    for window, expected in ((need, None), (need - 1, "overflow")):
+        small = HFEngine(make_policy(tmp_path / str(window), engine.tokenizer, window=window), RUNTIME)
+        scores = score(small, [trajectory], QUESTIONS, config())
+        assert [s.reason for s in scores] == ["first_turn", None, expected]
+        assert len(scores[2].full_logprobs) == (0 if expected else len(probe.token_ids))
+
+
+def test_without_a_memory_reward_no_probe_is_asked(engine: HFEngine, trajectories: list[Trajectory]) -> None:
+    scores = score(engine, trajectories[1:3], QUESTIONS, config(advantage=Advantage(mem_weight=0)))
+    assert [s.reason for s in scores] == [
+        "first_turn",
+        "not_asked",
+        "not_asked",
+        "first_turn",
+        "no_segment",
+        "not_asked",
+    ]
+    assert all(s.old_logprobs for s in scores)
+
+
+def test_other_policy_versions_stop_the_run(engine: HFEngine, trajectories: list[Trajectory]) -> None:
+    stale = replace(trajectories[1], policy_version=3)
+    with pytest.raises(ValueError, match=r"stale: trajectory france/1 .* policy version 3, the engine runs version 0"):
+        score(engine, [trajectories[0], stale], QUESTIONS, config())
+
+
+def test_old_and_reference_logprobs(engine: HFEngine, trajectories: list[Trajectory], tmp_path: Path) -> None:
+    some = trajectories[:1]
+    turns = some[0].turns
+    given = score(engine, some, QUESTIONS, config())
+    assert [s.old_logprobs for s in given] == [t.sampling_logprobs for t in turns]
+    assert [s.ref_logprobs for s in given] == [[0.0] * len(t.response_ids) for t in turns]
+    frozen = make_policy(tmp_path / "frozen", engine.tokenizer, seed=1)
+    write_json(frozen / "trainer.json", {"policy_version": 99})  # a reference may be of any version
+    reference = HFEngine(frozen, RUNTIME)
+    options = config(loss=LossConfig(old_logprobs="recomputed"), rollout=Rollout(temperature=0.6))
+    for turn, one in zip(turns, score(engine, some, QUESTIONS, options, reference=reference), strict=True):
+        assert one.old_logprobs == pytest.approx(alone(engine, turn.prompt_ids, turn.response_ids, 0.6), abs=1e-4)
+        assert one.ref_logprobs == pytest.approx(alone(reference, turn.prompt_ids, turn.response_ids, 0.6), abs=1e-4)
+        assert one.old_logprobs != pytest.approx(alone(engine, turn.prompt_ids, turn.response_ids), abs=1e-2)
+
+
+def test_scores_end_where_the_turns_end(engine: HFEngine) -> None:
+    assert score(engine, [], QUESTIONS, config()) == []
+    empty = Trajectory("japan", 0, 0, [], None, "context_overflow")
+    assert score(engine, [empty], QUESTIONS, config()) == []
+
+
+GOLDS = [
+    ["Paris"],
+    ["Paris", "Yen"],
+    ["乌尔姆。", "里德学院"],
+    ["Apple Inc."],
+    ["10%"],
+    ["C++ "],
+    ["<|im_end|>"],
+    ["</answer>"],
+]
+
+
+@pytest.mark.parametrize("golds", GOLDS)
+def test_the_probe_is_the_text_and_its_offsets_find_the_gold(tiny_tokenizer: Any, golds: list[str]) -> None:
+    probe = probes.make_probe(tiny_tokenizer, Question("q", "?", [[gold] for gold in golds]))
+    gold = mem_reward.gold_text([[g] for g in golds])
+    thought = "\n<think>\nI have sufficient information to provide the final answers.\n</think>"
+    assert probe.text == f"{thought}\n<answer>\n{gold}\n</answer>"
+    assert tiny_tokenizer.decode(probe.token_ids) == probe.text
+    assert [probe.text[start:end] for start, end in probe.gold_spans] == golds
+    assert len(probe.offsets) == len(probe.token_ids) and probe.offsets[-1][1] == len(probe.text)
+    assert probe.core_tokens == len(prompts.encode_text(tiny_tokenizer, gold))
+    # Gold text makes no special token: the frame holds <think>, </think>, <answer>, </answer> once each.
+    specials = [token for token in probe.token_ids if token in tiny_tokenizer.get_added_vocab().values()]
+    assert tiny_tokenizer.convert_ids_to_tokens(specials) == ["<think>", "</think>", "<answer>", "</answer>"]
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer in which tags are text, and tag edges merge with their neighbours, as in real vocabularies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conftest, "TEXT", (*conftest.TEXT, "</mem><think> </mem>\n <answer> .</mem> " * 40))
+        tokenizer = make_tokenizer(600, tags=False)
+    pieces = tokenizer.tokenize("x.</mem><think>")
+    assert "><" in pieces and ".</" in pieces, pieces
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced"),
+    [
+        ("<mem>Ulm.</mem><think>a</think><search>b</search>", [">"]),
+        ("><mem>Ulm</mem><think>", ["<", ">"]),
+        ("<mem>Ulm</mem> <think>a</think>", []),
+        ("<mem></mem><think>", [">"]),
+    ],
+)
+def test_an_overhanging_edge_token_gives_way_to_its_inside(merging: Any, text: str, replaced: list[str]) -> None:
+    turn = make_turn(merging, [1], text, None, 2)
+    found = probes.segment_ids(merging, turn, 2)
+    inside = text[text.index("<mem>") : text.index("</mem>") + len("</mem>")]
+    assert merging.decode(found) == inside
+    start, end = turn.mem_span or (0, 0)
+    own = turn.response_ids[start:end]
+    changed = [merging.decode([new]) for new, old in zip(found, own, strict=True) if new != old]
+    assert changed == replaced
+
+
+words = st.lists(st.sampled_from(["Ulm", ".", " ", "\n", "。", "é", "<", ">", "北京", "</", "🙂"]), max_size=6).map(
+    "".join
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words, words, words)
+def test_any_segment_decodes_to_its_own_characters(merging: Any, before: str, inside: str, after: str) -> None:
+    text = f"{before}<mem>{inside}</mem>{after}<think>"
+    turn = make_turn(merging, [1], text, None, 2)
+    chars = tags.parse_turn(text, 2).memory_chars
+    if chars is not None:
+        assert merging.decode(probes.segment_ids(merging, turn, 2)) == text[chars[0] : chars[1]]
+
+
+def test_a_probe_the_tokenizer_does_not_carry_through_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(ValueError, match="question 'q': the tokenizer turns"):
+        probes.make_probe(tokenizer, Question("q", "?", [["Paris"]]))

@@ -1,0 +1,100 @@
+"""What is particular to the trainer ``torch``: pieces, micro-batches, models it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from safetensors.torch import load_file, save_file
+
+from mempo.config import LossConfig, Optim, Runtime
+from mempo.engines import loader
+from mempo.trainers import torch_trainer
+from mempo.trainers.torch_trainer import TorchTrainer, learning_rate, microbatches
+from tests.contract.test_trainers import OPTIM, gradient, make_sample
+
+RUNTIME = Runtime(num_threads=1)
+
+
+@given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 200))
+def test_micro_batches_hold_every_sample_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    parts = list(microbatches(lengths, budget))
+    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(lengths[index] for index in part) <= budget
+    assert parts == list(microbatches(lengths, budget))
+
+
+def test_pieces_of_logits_add_up(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [make_sample("a", 4, 30), make_sample("b", 7, 11)]
+    found = []
+    for bound in (2**24, 7 * 512):  # all 41 loss tokens at once, and 7 at a time
+        monkeypatch.setattr(torch_trainer, "MAX_LOGITS", bound)
+        trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+        stats = trainer.step(samples)
+        found.append((stats, gradient(trainer, tmp_path / str(bound))))
+    (whole, expected), (pieces, values) = found
+    assert pieces == pytest.approx(whole, rel=1e-4)
+    for name, value in values.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5 * whole["grad_norm"])
+
+
+def test_logits_are_made_for_loss_tokens_alone_in_bounded_pieces(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+    head = trainer.model.get_output_embeddings()
+    shapes: list[tuple[int, ...]] = []
+    head.register_forward_hook(lambda _module, _inputs, output: shapes.append(tuple(output.shape)))
+    vocabulary = head.weight.shape[0]
+    monkeypatch.setattr(torch_trainer, "MAX_LOGITS", 16 * vocabulary)
+    trainer.step([make_sample(f"s{i}", 400, 20) for i in range(4)])
+    # 80 loss tokens of 1,680: five pieces of 16, each with the one row that closes it.
+    assert shapes == [(17, vocabulary)] * 5
+
+
+def test_bfloat16_keeps_the_weights_in_float32(tiny_policy: Path, tmp_path: Path) -> None:
+    samples = [make_sample("a", 6, 20), make_sample("b", 9, 12)]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME.model_copy(update={"dtype": dtype}))
+        trainer.step(samples)
+        assert {parameter.dtype for parameter in trainer.parameters.values()} == {torch.float32}
+        found[dtype] = gradient(trainer, tmp_path / dtype)["model.embed_tokens.weight"].flatten()
+    # The same direction within bfloat16's three digits, and not the same numbers.
+    assert torch.cosine_similarity(found["float32"], found["bfloat16"], dim=0) > 0.98
+    assert not torch.equal(found["float32"], found["bfloat16"])
+
+
+def test_moments_of_other_weights_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+    trainer.step([make_sample("a", 4, 8)])
+    trainer.save(tmp_path / "p", policy_version=1)
+    moments = load_file(tmp_path / "p" / "trainer.safetensors")
+    save_file({f"x.{name}": value for name, value in moments.items()}, tmp_path / "p" / "trainer.safetensors")
+    with pytest.raises(ValueError, match=r"trainer\.safetensors: x\..* does not belong to the weights"):
+        TorchTrainer(tmp_path / "p", OPTIM, LossConfig(), RUNTIME)
+
+
+def test_a_model_that_bends_its_logits_is_refused(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loader.load_model(tiny_policy, RUNTIME)
+    forward = model.forward
+
+    def capped(*arguments: Any, **options: Any) -> Any:
+        output = forward(*arguments, **options)
+        output.logits = torch.tanh(output.logits)
+        return output
+
+    monkeypatch.setattr(model, "forward", capped)
+    monkeypatch.setattr(loader, "load_model", lambda *_: model)
+    with pytest.raises(ValueError, match="llama: its logits are more than its vocabulary head"):
+        TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+
+
+def test_the_learning_rate_rises_then_falls_to_a_twentieth() -> None:
+    optim = Optim(learning_rate=1.0, warmup_steps=2, decay_steps=10)
+    assert [learning_rate(optim, step) for step in (0, 1, 5, 10, 99)] == pytest.approx([0.5, 0.9, 0.5, 0.05, 0.05])
+    assert learning_rate(Optim(learning_rate=1.0), 99) == 1.0
