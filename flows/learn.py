@@ -22,7 +22,7 @@ POLICIES = ("mempo", "grpo", "no_memory")
 
 @flow(name="learn", persist_result=False)
 def learn(seeds: int = 3, overrides: list[str] | None = None, root: str = ".") -> pd.DataFrame:
-    """Warm start, train and evaluate ``POLICIES`` for each seed; one row a seed and policy. Goes on where it stopped."""
+    """Warm start, train and evaluate ``POLICIES`` for each seed; a row a seed and policy. Goes on where it stopped."""
     rows = []
     for seed in range(seeds):
         home = Path(root) / "runs" / "learn" / f"seed_{seed}"
@@ -37,9 +37,8 @@ def learn(seeds: int = 3, overrides: list[str] | None = None, root: str = ".") -
         for name in POLICIES:
             train(name, settings, str(home))
         metrics = evaluate(["warmstart", *POLICIES], settings, str(home))
-        rows += [
-            {"seed": seed, "policy": name, **figures, **_joint(workspace, name)} for name, figures in metrics.items()
-        ]
+        for name, figures in metrics.items():
+            rows.append({"seed": seed, "policy": name, **figures, **_joint(workspace, name)})
     return pd.DataFrame(rows)
 
 

@@ -1,6 +1,6 @@
-"""params.yaml as typed, frozen sections. An unknown key, a bad range or a context that cannot fit stops the program here.
+"""params.yaml as typed, frozen sections: an unknown key, a bad range, a context that cannot fit stops the program here.
 
-Section = class here = DVC ``params:`` entry. Heavy values never live here, only names and numbers.
+Section = class here = DVC ``params:`` entry.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def encode_frame(tokenizer: Any, text: str) -> list[int]:
 class ChatFrame:
     """The fixed token pieces around a question and an observation, cut from a chat template.
 
-    ChatML: ``question_head`` = ``<|im_start|>system..user\\n``; ``question_tail`` = ``<|im_end|>\\n<|im_start|>assistant\\n``;
-    ``observation_head`` = ``<|im_end|>\\n<|im_start|>user\\n<information>``, and so on. ``eos_ids`` end a turn.
+    ChatML: ``question_head`` is ``<|im_start|>system`` to the user header, ``question_tail`` from ``<|im_end|>`` to the
+    assistant header, ``observation_head`` from ``<|im_end|>`` to ``<information>``. ``eos_ids`` end a turn.
     """
 
     question_head: list[int]
@@ -46,7 +46,7 @@ class ChatFrame:
         return [*self.question_head, *question_ids, *self.question_tail]
 
     def observation(self, text_ids: Sequence[int], response_ids: Sequence[int]) -> list[int]:
-        """All that follows ``response_ids`` until the next generation; an end-of-turn token already sampled is not repeated."""
+        """What follows ``response_ids`` until the next generation; a sampled end-of-turn token is not repeated."""
         head = self.observation_head
         if response_ids and response_ids[-1] in self.eos_ids and head[0] == response_ids[-1]:
             head = head[1:]
@@ -54,7 +54,7 @@ class ChatFrame:
 
 
 def chat_frame(tokenizer: Any, system: str) -> ChatFrame:
-    """Cut the frame out of the tokenizer's chat template. Raises ``ValueError`` where the template alters its content."""
+    """Cut the frame out of the tokenizer's chat template. Raises ``ValueError`` where that alters its content."""
     system_turn = [{"role": "system", "content": system}] if system else []
     first = [*system_turn, {"role": "user", "content": _SLOT}]
     answer_slot = _SLOT + "a"

@@ -44,12 +44,12 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore]) -> dict[str, float]:
-    """How many probes were scored; where old log-probs were recomputed, their largest ratio to the sampler's, less 1."""
+    """How many probes were scored; where old log-probs were recomputed, their largest ratio to the sampler's - 1."""
     sampled = [turn.sampling_logprobs for trajectory in trajectories for turn in trajectory.turns]
     gaps = [
         old - mine
-        for s, row in zip(scores, sampled, strict=True)
-        for old, mine in zip(s.old_logprobs, row, strict=True)
+        for score, row in zip(scores, sampled, strict=True)
+        for old, mine in zip(score.old_logprobs, row, strict=True)
     ]
     figures: dict[str, float] = {"probes": sum(score.reason is None for score in scores)}
     return figures | ({"sampler_gap": math.expm1(max(gaps))} if any(gaps) else {})

@@ -1,7 +1,7 @@
 """Where things lie: DVC's outputs under a root, and the scratch folder of a live run.
 
-``data/ checkpoints/ results/ metrics/ report/`` are DVC outputs; ``runs/<name>-<key8>/`` is scratch that git and DVC ignore
-and that survives ``dvc repro``. The key hashes everything that changes results, so another setting is another folder.
+``data/ checkpoints/ results/ metrics/ report/`` are DVC outputs; ``runs/<name>-<key8>/`` is scratch that git and DVC
+ignore and that survives ``dvc repro``. The key hashes all that changes results: another setting is another folder.
 """
 
 from __future__ import annotations

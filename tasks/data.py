@@ -34,7 +34,7 @@ def warm_start(run: Run) -> Path:
 
 
 def open_run(name: str, overrides: Sequence[str], root: Path) -> Run:
-    """The run folder of policy ``name``: found again by its key, or started. Raises ``FileNotFoundError`` without inputs."""
+    """The run folder of policy ``name``, found again by its key or started. Raises ``FileNotFoundError``."""
     workspace = Workspace(root)
     config = read_config(root, overrides, policy=name)
     inputs = {"data": workspace.data, "warmstart": workspace.checkpoint("warmstart")}

@@ -19,8 +19,11 @@ from tasks import tracking
 from tasks.round import PROCESS, Figures
 
 STEPS = ("rollout", "score", "advantage", "update", "check")
-SHOWN = ("em", "reward/mean", "format_rate", "turns", "mem_reward/p05", "mem_reward/p50", "mem_reward/p95", "p_mem/mean",
-         "p_full/mean", "approx_kl", "clip_fraction", "grad_norm", "entropy", "dev/em_greedy")  # fmt: skip
+SHOWN = (
+    *("em", "reward/mean", "format_rate", "turns", "dev/em_greedy"),
+    *("mem_reward/p05", "mem_reward/p50", "mem_reward/p95", "p_mem/mean", "p_full/mean"),
+    *("approx_kl", "clip_fraction", "grad_norm", "entropy", "sampler_gap"),
+)
 
 
 @contextmanager

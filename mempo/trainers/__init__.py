@@ -16,7 +16,7 @@ class Trainer(Protocol):
     """One policy with its optimiser. ``step`` is one optimiser step on the exact weighted sum over ``samples``."""
 
     def step(self, samples: Sequence[Sample], *, objective: Objective = "policy") -> dict[str, float]:
-        """``policy``: ``loss.policy_loss``; ``sft``: the sum of ``-weight * logprob`` over loss tokens. Returns statistics."""
+        """``policy``: ``loss.policy_loss``; ``sft``: the sum of ``-weight * logprob`` over loss tokens. Statistics."""
         ...
 
     def save(self, folder: Path, *, policy_version: int) -> None:
@@ -29,7 +29,7 @@ class Trainer(Protocol):
 def open_trainer(
     policy: Path, optim: Optim, loss: LossConfig, runtime: Runtime, *, temperature: float = 1.0
 ) -> Trainer:
-    """The trainer ``runtime.trainer`` over the folder ``policy``; continues its optimiser state where the folder has one."""
+    """The trainer ``runtime.trainer`` over the folder ``policy``, with the optimiser state that lies there, if any."""
     if runtime.trainer == "torch":
         from mempo.trainers.torch_trainer import TorchTrainer
 

@@ -33,8 +33,9 @@ def test_a_question_id_twice_is_refused():
 def reward(sample: int, turn_index: int, value: float | None, score: float = 1.0, **fields: object) -> TurnReward:
     values = {
         "question_id": "q", "status": "answered", "valid": True, "outcome_advantage": 0.0,
-        "reason": None if value is not None else "first_turn", "p_full": 0.5, "p_mem": 0.5, "kept_full": 1, "kept_mem": 0,
-        "answer_tokens": 2, "mem_advantage": 0.0, "mem_tokens": 4, "context_tokens": 9, "response_tokens": 5,
+        "reason": None if value is not None else "first_turn", "p_full": 0.5, "p_mem": 0.5, "kept_full": 1,
+        "kept_mem": 0, "answer_tokens": 2, "mem_advantage": 0.0, "mem_tokens": 4, "context_tokens": 9,
+        "response_tokens": 5,
     }  # fmt: skip
     return TurnReward(sample_index=sample, turn=turn_index, mem_reward=value, score=score, **(values | fields))  # type: ignore[arg-type]
 
