@@ -23,7 +23,7 @@ class StageFailed(RuntimeError):
 def reproduce(root: Path, overrides: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
     """``dvc repro``, or ``dvc exp run -S key=value`` where settings are overridden (DVC then edits params.yaml)."""
     if overrides:
-        changes = [part for text in overrides for part in ("-S", text)]
+        changes = [part for text in overrides for part in ("-S", f"++{text}")]  # "++": whether the file has the key or not
         command = ["exp", "run", *changes, *targets]
     else:
         command = ["repro", *targets]

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mempo import figures, storage
@@ -49,24 +50,15 @@ def build(root: Path) -> Path:
 def table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
     """metrics/evaluation.json for a terminal: sampled EM with its standard error, greedy EM, F1 both ways, tokens."""
     count = max(int(row["num_questions"]) for row in metrics.values())
-    shown = Table(title=f"{count} held-out questions", title_justify="left")
-    shown.add_column("policy")
-    for name in (
-        "EM sampled",
-        "EM greedy",
-        "F1 sampled",
-        "F1 greedy",
-        "format",
-        "turns",
-        "total tokens",
-        "peak tokens",
-    ):
-        shown.add_column(name, justify="right")
+    shown = Table(title=f"{count} held-out questions", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    shown.add_column("policy", no_wrap=True)
+    for name in ("EM", "greedy", "F1", "greedy", "format", "turns", "tokens", "peak"):
+        shown.add_column(name, justify="right", no_wrap=True)
     for name in ordered(metrics):
         row = metrics[name]
         rates = [f"{row[key]:.3f}" for key in ("em_greedy", "f1", "f1_greedy", "format_rate")]
         sizes = [f"{row['turns']:.1f}", f"{row['total_tokens']:.0f}", f"{row['peak_tokens']:.0f}"]
-        shown.add_row(name, f"{row['em']:.3f} ± {_error(row):.3f}", *rates, *sizes)
+        shown.add_row(name, f"{row['em']:.3f}±{_error(row):.3f}", *rates, *sizes)
     return shown
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 
 import bm25s
 
 from mempo.search import Document, render
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells of every index it builds
 
 # Words; characters of scripts written without blanks stand alone, or a whole sentence would be one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")

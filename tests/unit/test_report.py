@@ -205,4 +205,4 @@ def test_the_terminal_table(root: Path):
     policies = [line.split("│")[1].strip() for line in lines if "±" in line]
     assert policies == ["warmstart", "mempo", "grpo", "full_context"]
     em = metrics["mempo"]["em"]
-    assert f"{em:.3f} ± {(em * (1 - em) / 300) ** 0.5:.3f}" in captured.get()
+    assert f"{em:.3f}±{(em * (1 - em) / 300) ** 0.5:.3f}" in captured.get()
