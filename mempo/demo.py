@@ -23,7 +23,8 @@ class StageFailed(RuntimeError):
 def reproduce(root: Path, overrides: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
     """``dvc repro``, or ``dvc exp run -S key=value`` where settings are overridden (DVC then edits params.yaml)."""
     if overrides:
-        changes = [part for text in overrides for part in ("-S", f"++{text}")]  # "++": whether the file has the key or not
+        # "++" sets a key whether the file has it or not.
+        changes = [part for text in overrides for part in ("-S", f"++{text}")]
         command = ["exp", "run", *changes, *targets]
     else:
         command = ["repro", *targets]

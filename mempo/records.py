@@ -93,8 +93,8 @@ class TurnScore:
     """Log-probabilities of A probe tokens, after the full history and after the memory alone, and of R response tokens.
 
     ``probe_starts``/``probe_ends`` [A] are character offsets of the probe tokens in ``probe_text``, ``gold_spans``
-    those of the objectives' gold answers; ``core_tokens`` is the length of the gold text encoded by itself (the published
-    mask counts with it). ``reason`` says why a turn has no probe; then A = 0.
+    those of the objectives' gold answers; ``core_tokens`` is the length of the gold text encoded by itself, with
+    which the published mask counts. ``reason`` says why a turn has no probe; then A = 0.
     """
 
     question_id: str

@@ -50,7 +50,8 @@ def build(root: Path) -> Path:
 def table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
     """metrics/evaluation.json for a terminal: sampled EM with its standard error, greedy EM, F1 both ways, tokens."""
     count = max(int(row["num_questions"]) for row in metrics.values())
-    shown = Table(title=f"{count} held-out questions", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    layout: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}  # fits 80 columns
+    shown = Table(title=f"{count} held-out questions", title_justify="left", **layout)
     shown.add_column("policy", no_wrap=True)
     for name in ("EM", "greedy", "F1", "greedy", "format", "turns", "tokens", "peak"):
         shown.add_column(name, justify="right", no_wrap=True)
