@@ -20,7 +20,7 @@ MIXES: dict[str, tuple[str, ...]] = {"easy": ("11", "12", "21", "111"), "hard": 
 MIX_RELATIONS: frozenset[Relation] = frozenset({"capital", "currency", "phone-code", "country"})
 MAX_SHARE = 0.04  # no answer is more frequent than this in a split's control objectives
 ORDINALS = ("first", "second", "third", "fourth")  # names of the objectives, in questions and memories
-TRIES = 50  # draws before another hop pattern is tried, and patterns before giving up
+TRIES = 50  # draws of an objective and of a question before another hop pattern is tried; patterns before giving up
 MAX_SHARERS = 4  # an answer that more entities share (Europe, Euro, +1) is no control objective
 
 
@@ -95,7 +95,9 @@ class Composer:
     def draw(self, pattern: str, random: Random) -> list[Objective] | None:
         """Objectives that go together, each drawn until it fits those before it; none where that takes too long."""
         objectives: list[Objective] = []
-        for _ in range(20 * len(pattern)):
+        if any(int(num_hops) not in self.pool for num_hops in pattern):
+            return None
+        for _ in range(TRIES * len(pattern)):
             objective = self._objective(int(pattern[len(objectives)]), random)
             if self.needs_memory([*objectives, objective], len(pattern)):
                 objectives.append(objective)

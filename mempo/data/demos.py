@@ -78,7 +78,8 @@ def play(
 ) -> list[Step]:
     """The demonstrator at work on one question. Under ``full`` it has no memory and thinks aloud what it found."""
     rewrites = sum(len(objective.facts) for objective in objectives[1:])  # of memories that hold an older item
-    drop_in = random.randrange(rewrites) if rewrites and random.random() < rates.drop_oldest else None
+    rate = rates.drop_number if objectives[0].answer.isdigit() else rates.drop_oldest
+    drop_in = random.randrange(rewrites) if rewrites and random.random() < rate else None
     memory: list[Item] = []
     seen: list[Item] = []
     steps: list[Step] = []

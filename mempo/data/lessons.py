@@ -8,11 +8,11 @@ from functools import lru_cache
 from random import Random
 from typing import Any, get_args
 
-from mempo.config import Config
+from mempo.config import Config, Context
 from mempo.data.compose import MIX_RELATIONS, draw_pattern, question_text
 from mempo.data.demos import Dealer, Step, known_answers, play
 from mempo.data.geo import Relation, World, shuffled
-from mempo.prompts import PROBE_HEAD, PROBE_TAIL, chat_frame, context, encode_frame, encode_text
+from mempo.prompts import PROBE_HEAD, PROBE_TAIL, ChatFrame, chat_frame, context, encode_frame, encode_text
 from mempo.records import Sample, Turn
 from mempo.search import render
 
@@ -24,7 +24,7 @@ class Teacher:
 
     def __init__(self, tokenizer: Any, world: World, config: Config) -> None:
         self.tokenizer, self.world, self.config = tokenizer, world, config
-        self.frames = {
+        self.frames: dict[Context, ChatFrame] = {
             "memory": chat_frame(tokenizer, config.prompt.system),
             "full": chat_frame(tokenizer, config.prompt.system_full),
         }
@@ -62,7 +62,7 @@ class Teacher:
                 samples += self._probe_lessons(turns, steps, len(objectives), random)
         return samples
 
-    def turns(self, rule: Any, question: str, world: World, steps: Sequence[Step]) -> list[Turn]:
+    def turns(self, rule: Context, question: str, world: World, steps: Sequence[Step]) -> list[Turn]:
         frame = self.frames[rule]
         first = frame.first_prompt(encode_text(self.tokenizer, question))
         turns: list[Turn] = []
@@ -96,9 +96,9 @@ class Teacher:
         for index in range(1, len(turns)):
             if random.random() >= rate / (1 - rate):
                 continue
-            first, turn = turns[0].prompt_ids, turns[index]
+            first, (start, end) = turns[0].prompt_ids, turns[index].mem_span or (0, 0)
             if random.random() < 0.5:
-                before, items = first + turn.response_ids[slice(*turn.mem_span or ())], steps[index].memory
+                before, items = first + turns[index].response_ids[start:end], steps[index].memory
             else:
                 before, items = context("full", first, turns[:index]), steps[index].seen
             gold = encode_text(self.tokenizer, known_answers(items, num_objectives))

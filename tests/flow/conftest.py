@@ -55,3 +55,23 @@ def store(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) ->
     mlflow.set_tracking_uri(f"sqlite:///{state}/mlflow.db")
     yield state
     mlflow.set_tracking_uri(former)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One local Prefect server and one MLflow store for the module, started as a user's command starts them."""
+    from mempo import local
+
+    state = tmp_path_factory.mktemp("services")
+    former = {name: os.environ.get(name) for name in ("MEMPO_STATE", "MLFLOW_TRACKING_URI", "PREFECT_HOME")}
+    os.environ["MEMPO_STATE"] = str(state)
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_HOME", "PREFECT_API_URL"):
+        os.environ.pop(name, None)
+    local.start()
+    yield state
+    local.stop()
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

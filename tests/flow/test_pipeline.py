@@ -6,9 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
@@ -18,59 +16,13 @@ import pytest
 from mempo import storage
 from mempo.records import Sample
 from mempo.storage import read_records
+from tests.flow.small import PARAMS, environment, mempo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
-PARAMS = """
-data: {num_countries: 120, num_cities: 200, num_train: 64, num_dev: 4, num_test: 8, max_name_tokens: 3}
-model: {vocab_size: 1024, hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 4, window: 1024}
-warmstart: {num_steps: 400, copy_steps: 1, batch_size: 8, learning_rate: 3e-3, warmup_steps: 20, save_every: 100}
-loop: {num_rounds: 6, questions_per_round: 2, group_size: 4, dev_every: 3}
-# So small a policy answers nothing right: what it is paid for here is the format, or nothing would be learnt.
-reward: {kind: f1, format_credit: 0.5}
-optim: {learning_rate: 1e-3}
-evaluation: {num_questions: 8}
-runtime: {num_threads: 1}
-tracking: {figure_every: 3}
-policies:
-  mempo: {}
-  full_context: {rollout: {context: full}, format: {require_memory: false}, advantage: {mem_weight: 0.0}}
-"""
 
-
-def command(root: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mempo.cli", *arguments, "--root", str(root)]
-
-
-def environment() -> dict[str, str]:
-    quiet = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    return {name: value for name, value in (os.environ | quiet).items() if value}
-
-
-def run(root: Path, *arguments: str) -> str:
-    done = subprocess.run(command(root, *arguments), env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One local Prefect server and one MLflow store for the module, started as a user's command starts them."""
-    from mempo import local
-
-    state = tmp_path_factory.mktemp("services")
-    former = {name: os.environ.get(name) for name in ("MEMPO_STATE", "MLFLOW_TRACKING_URI", "PREFECT_HOME")}
-    os.environ["MEMPO_STATE"] = str(state)
-    for name in ("MLFLOW_TRACKING_URI", "PREFECT_HOME", "PREFECT_API_URL"):
-        os.environ.pop(name, None)
-    local.start()
-    yield state
-    local.stop()
-    for name, value in former.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def train(root: Path, name: str = "mempo", *arguments: str) -> None:
+    run(mempo(root, "train", name, *arguments))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +30,8 @@ def warm(services: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with data and a warm-started policy that knows the turn format."""
     root = tmp_path_factory.mktemp("warm")
     (root / "params.yaml").write_text(PARAMS)
-    run(root, "prepare")
-    run(root, "warmstart")
+    run(mempo(root, "prepare"))
+    run(mempo(root, "warmstart"))
     return root
 
 
@@ -100,7 +52,7 @@ def rounds_of(root: Path) -> list[Path]:
 def straight(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six rounds without a break."""
     root = copy_of(warm, tmp_path_factory.mktemp("straight") / "w")
-    run(root, "train", "mempo")
+    train(root)
     return root
 
 
@@ -121,7 +73,7 @@ def test_training_learns_something_and_leaves_what_dvc_keeps(straight: Path, war
 
 def test_another_training_of_the_same_settings_is_equal_to_the_bit(straight: Path, warm: Path, tmp_path: Path):
     again = copy_of(warm, tmp_path / "w")
-    run(again, "train", "mempo")
+    train(again)
     assert weights(again) == weights(straight)
 
 
@@ -132,7 +84,7 @@ def test_three_rounds_kill_and_three_more_are_six_rounds(
     """SIGKILL as soon as a file of round 3 appears: inside the round, whatever the process is doing by then."""
     root = copy_of(warm, tmp_path / "w")
     started = subprocess.Popen(
-        command(root, "train", "mempo"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
+        mempo(root, "train", "mempo"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 240
     while not list(root.glob(f"runs/mempo-*/round_0003/{name}")):
@@ -141,7 +93,7 @@ def test_three_rounds_kill_and_three_more_are_six_rounds(
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
     finished = {path: path.stat().st_mtime_ns for folder in rounds_of(root)[:3] for path in folder.glob("*.parquet")}
-    run(root, "train", "mempo")
+    train(root)
     assert weights(root) == weights(straight)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished  # what was whole was not made again
     assert len(rounds_of(root)) == 6
@@ -156,7 +108,7 @@ def test_three_rounds_kill_and_three_more_are_six_rounds(
 
 def test_a_finished_training_run_again_changes_nothing(straight: Path):
     before = {path: path.stat().st_mtime_ns for folder in rounds_of(straight) for path in folder.iterdir()}
-    run(straight, "train", "mempo")
+    train(straight)
     assert {path: path.stat().st_mtime_ns for folder in rounds_of(straight) for path in folder.iterdir()} == before
 
 
@@ -164,34 +116,35 @@ def test_a_deleted_round_is_made_again(straight: Path, tmp_path: Path):
     root = copy_of(straight, tmp_path / "w")
     last = rounds_of(root)[-1]
     shutil.rmtree(last)
-    run(root, "train", "mempo")
+    train(root)
     assert (last / "rollouts.parquet").exists() and weights(root) == weights(straight)
 
 
 def test_more_rounds_go_on_in_the_same_folder(straight: Path, tmp_path: Path):
     root = copy_of(straight, tmp_path / "w")
-    run(root, "train", "mempo", "--set", "loop.num_rounds=7")
+    train(root, "mempo", "--set", "loop.num_rounds=7")
     assert len(rounds_of(root)) == 7 and len(list(root.glob("runs/mempo-*"))) == 1
 
 
 def test_evaluation_and_report(straight: Path, tmp_path: Path):
     root = copy_of(straight, tmp_path / "w")
-    run(root, "train", "full_context")
-    run(root, "evaluate")
+    train(root, "grpo")
+    train(root, "full_context")
+    run(mempo(root, "evaluate"))
     metrics = storage.read_json(root / "metrics" / "evaluation.json")
-    assert set(metrics) == {"warmstart", "mempo", "full_context"}
+    assert set(metrics) == {"warmstart", "mempo", "grpo", "full_context"}
     assert metrics["mempo"]["num_questions"] == 8 and 0 <= metrics["mempo"]["format_rate"] <= 1
-    run(root, "report")
+    run(mempo(root, "report"))
     page = (root / "report" / "index.html").read_text()
     assert "full_context" in page and "http://" not in page.replace("http://www.w3.org", "")
-    assert set(storage.read_json(root / "metrics" / "train.json")) == {"mempo", "full_context"}
+    assert set(storage.read_json(root / "metrics" / "train.json")) == {"mempo", "grpo", "full_context"}
 
 
 def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, tmp_path: Path):
     root = tmp_path / "w"
     shutil.copytree(warm, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
     started = subprocess.Popen(
-        command(root, "warmstart"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
+        mempo(root, "warmstart"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 240
     while not list(root.glob("runs/warmstart-*/step_000100")):
@@ -199,6 +152,6 @@ def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, t
         time.sleep(0.01)
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
-    run(root, "warmstart")
+    run(mempo(root, "warmstart"))
     name = "checkpoints/warmstart/final/model.safetensors"
     assert (root / name).read_bytes() == (warm / name).read_bytes()

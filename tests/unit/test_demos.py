@@ -62,6 +62,10 @@ def test_the_rates_are_as_stated() -> None:
         dropped += "first" not in texts(Warmstart(drop_oldest=0.3, forget=0, wrong_field=0), seed=seed)[-1]
         wrong += "capital Krone" in texts(Warmstart(drop_oldest=0, forget=0, wrong_field=0.1), seed=seed)[1]
     assert dropped / 2000 == pytest.approx(0.3, abs=0.035)  # 3 standard errors: 3 x sqrt(.3 x .7 / 2000) = .031
+    rates = Warmstart(drop_oldest=0, drop_number=1, forget=0, wrong_field=0)
+    world = WORLD | {"Norway": Entity("1", "Norway", "Norway", {"phone-code": "47"})}
+    code = Objective((Fact("Norway", "phone-code", "47"),))
+    assert play(world, [code, EURO], rates, Random(0), full=False)[-1].argument == "unknown; Euro"
     assert wrong / 2000 == pytest.approx(0.1, abs=0.02)
 
 
