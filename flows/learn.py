@@ -17,18 +17,19 @@ from mempo.workspace import Workspace
 
 # The control: nothing written down ever comes back.
 NO_MEMORY = "policies.no_memory={rollout: {context: none}, advantage: {mem_weight: 0.0}}"
-POLICIES = ("mempo", "grpo", "no_memory")
+PUBLISHED = "policies.published={mem_reward: {mask: independent, answer_tokens: last_four}}"
+POLICIES = ("mempo", "published", "grpo", "no_memory")
 
 
 @flow(name="learn", persist_result=False)
-def learn(seeds: int = 3, overrides: list[str] | None = None, root: str = ".") -> pd.DataFrame:
+def learn(seeds: list[int], overrides: list[str] | None = None, root: str = ".") -> pd.DataFrame:
     """Warm start, train and evaluate ``POLICIES`` for each seed; a row a seed and policy. Goes on where it stopped."""
     rows = []
-    for seed in range(seeds):
+    for seed in seeds:
         home = Path(root) / "runs" / "learn" / f"seed_{seed}"
         home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(Path(root) / "params.yaml", home / "params.yaml")
-        settings = [NO_MEMORY, f"warmstart.seed={seed}", f"loop.seed={seed}", *(overrides or [])]
+        settings = [NO_MEMORY, PUBLISHED, f"warmstart.seed={seed}", f"loop.seed={seed}", *(overrides or [])]
         workspace = Workspace(home)
         if not workspace.data.exists():
             prepare(settings, str(home))

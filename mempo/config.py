@@ -80,23 +80,23 @@ class Format(Section):
 class Warmstart(Section):
     """``num_steps`` optimiser steps, of which a policy from scratch spends the first ``copy_steps`` on copying alone.
 
-    Of the demonstrations, ``drop_oldest`` lose their oldest memory item once, ``drop_number`` where that is a number:
-    so some questions fail most of the time, and not only by chance. ``forget`` is the chance of any older item in any
-    rewrite, ``wrong_field`` that of any answer read from a document.
+    Of the demonstrations, ``drop_oldest`` lose their oldest memory item once; ``forget`` is the chance of any older
+    item in any rewrite, ``wrong_field`` that of any answer read from a document.
     """
 
+    seed: int = 0
     num_steps: Count = 1800
     copy_steps: Annotated[int, Field(ge=0)] = 300
     batch_size: Count = 32
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     reshuffle_every: Count = 4
-    drop_oldest: Share = 0.3
-    drop_number: Share = 0.75
-    forget: Share = 0.04
-    wrong_field: Share = 0.05
+    drop_oldest: Share = 0.5
+    forget: Share = 0.02
+    wrong_field: Share = 0.03
     probe_share: Share = 0.2
     full_context_share: Share = 0.25
+    num_threads: Count = 2
     save_every: Count = 200
 
 

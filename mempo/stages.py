@@ -123,7 +123,7 @@ def ask(
 
 @stages.command("learn-check")
 def learn_check(
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, each with its own warm start.")] = 3,
+    seed: Annotated[list[int], typer.Option(help="Each has its own warm start; may be repeated.")] = [0, 1, 2],  # noqa: B006
     settings: Set = None,
     root: Root = HERE,
 ) -> None:
@@ -131,7 +131,7 @@ def learn_check(
     settings = _ready(root, settings)
     from flows.learn import learn
 
-    table = learn(seeds, settings, str(root))
+    table = learn(seed, settings, str(root))
     path = root / "runs" / "learn" / "learn.csv"
     table.to_csv(path, index=False)
     columns = ["em", "em_greedy", "f1", "format_rate", "em_joint", "majority_joint"]

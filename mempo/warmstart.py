@@ -25,7 +25,8 @@ def warm_start(run: Run, *, progress: Callable[..., None] | None = None) -> Path
     num_steps = config.warmstart.num_steps
     done, folder = last_saved(run)
     if done < num_steps:
-        trainer = open_trainer(folder, optim(config), config.loss, config.runtime)
+        runtime = config.runtime.model_copy(update={"num_threads": config.warmstart.num_threads})
+        trainer = open_trainer(folder, optim(config), config.loss, runtime)
         teacher = Teacher(load_tokenizer(folder), build_world(config.data), config)
         for step in range(done, num_steps):
             stats = trainer.step(teacher.lessons(step), objective="sft")
@@ -50,7 +51,7 @@ def last_saved(run: Run) -> tuple[int, Path]:
         return 0, Path(run.config.model.path)
     folder = run.folder / "untrained"
     if not folder.exists():
-        scratch.build_policy(run.config.model, run.workspace.data / "tokenizer.json", folder, run.config.loop.seed)
+        scratch.build_policy(run.config.model, run.workspace.data / "tokenizer.json", folder, run.config.warmstart.seed)
     return 0, folder
 
 

@@ -78,8 +78,7 @@ def play(
 ) -> list[Step]:
     """The demonstrator at work on one question. Under ``full`` it has no memory and thinks aloud what it found."""
     rewrites = sum(len(objective.facts) for objective in objectives[1:])  # of memories that hold an older item
-    rate = rates.drop_number if objectives[0].answer.isdigit() else rates.drop_oldest
-    drop_in = random.randrange(rewrites) if rewrites and random.random() < rate else None
+    drop_in = random.randrange(rewrites) if rewrites and random.random() < rates.drop_oldest else None
     memory: list[Item] = []
     seen: list[Item] = []
     steps: list[Step] = []
@@ -126,10 +125,10 @@ class Dealer:
 
     def objectives(self, pattern: str) -> list[Objective]:
         while True:
-            drawn = [self._chain(int(num_hops)) for num_hops in pattern]
-            names = [name for facts in drawn for name in (*(fact.entity for fact in facts), facts[-1].value)]
-            if all(drawn) and len(set(names)) == len(names):
-                return [Objective(facts) for facts in drawn]
+            drawn = [Objective(facts) for facts in map(self._chain, map(int, pattern)) if facts]
+            names = [name for o in drawn for name in (*(fact.entity for fact in o.facts), o.answer)]
+            if len(drawn) == len(pattern) and len(set(names)) == len(names):
+                return drawn
 
     def _chain(self, num_hops: int) -> tuple[Fact, ...]:
         """Empty where a link leads to an entity that has nothing to go on with."""

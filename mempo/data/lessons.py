@@ -37,7 +37,7 @@ class Teacher:
 
         A policy from scratch first copies for ``copy_steps`` steps: demonstrations teach that far more slowly.
         """
-        random = Random(f"{self.config.loop.seed}/{step}")
+        random = Random(f"{self.config.warmstart.seed}/{step}")
         size = self.config.warmstart.batch_size
         if self.config.model.path is None and step < self.config.warmstart.copy_steps:
             return weighted([copy_lesson(len(self.tokenizer), random) for _ in range(size)])
