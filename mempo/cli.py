@@ -19,8 +19,8 @@ class Commands(TyperGroup):
     """Errors that are messages for the user end the program with that message and exit code 1, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        from mempo.config import ConfigError
         from mempo.demo import StageFailed
+        from mempo.params import ConfigError
         from mempo.services import ServiceError
 
         try:
@@ -99,7 +99,7 @@ def config(
     """Print the resolved configuration as YAML."""
     from ruamel.yaml import YAML
 
-    from mempo.config import load_config
+    from mempo.params import load_config
 
     values = load_config(params, settings or (), policy=policy).model_dump(mode="json")
     YAML(typ="safe", pure=True).dump(values, sys.stdout)

@@ -5,18 +5,11 @@ Section = class here = DVC ``params:`` entry.
 
 from __future__ import annotations
 
-import copy
-import difflib
 import hashlib
 import json
-import reprlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
 SCHEMA = 1
@@ -25,10 +18,6 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Context = Literal["memory", "full", "none"]
-
-
-class ConfigError(ValueError):
-    """A message for the user: the key, what is wrong with it, the nearest right one."""
 
 
 class Section(BaseModel):
@@ -264,124 +253,7 @@ class Config(Section):
         return self.advantage.mem_weight > 0
 
 
-PUBLISHED: dict[str, dict[str, Any]] = {
-    # The published code's side of every switch in docs/algorithm.md.
-    "format": {"require_memory": False},
-    "scoring": {"baseline": "history"},
-    "reward": {"kind": "em", "normalizer": "squad", "format_credit": 0.0, "require_format": True},
-    "mem_reward": MemReward(answer_tokens="last_four").model_dump(),
-    "advantage": Advantage().model_dump(),
-    "loss": LossConfig(old_logprobs="recomputed").model_dump(),
-    "loop": {"group_size": 16},
-}
-
-
-def load_config(
-    path: Path | str = "params.yaml", overrides: Iterable[str] = (), *, policy: str | None = None
-) -> Config:
-    """Read and check ``path``; ``overrides`` are ``section.key=value`` with YAML values. Raises ``ConfigError``.
-
-    Precedence, last wins: defaults, the file, ``preset``, the policy's own overrides, ``overrides``.
-    """
-    values = _read_yaml(Path(path))
-    settings = [_parse_override(text) for text in overrides]
-    preset = next((value for keys, value in reversed(settings) if keys == ["preset"]), values.get("preset"))
-    if preset == "published":
-        # A preset asked for by name wins over the file where both speak; the file still decides sizes.
-        _merge(values, PUBLISHED)
-    for keys, value in settings:
-        _assign(values, keys, value)
-    config = _validated(values)
-    policies = {name: _policy_config(values, name, settings) for name in config.policies}
-    if policy is None:
-        return config
-    if policy not in policies:
-        raise ConfigError(f"policies.{policy}: no such policy{_nearest(policy, policies)}")
-    return policies[policy]
-
-
-def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[str], Any]]) -> Config:
-    merged = copy.deepcopy(values)
-    merged["policies"] = {name: merged["policies"][name]}
-    _merge(merged, merged["policies"][name])
-    for keys, value in settings:
-        if keys[0] != "policies":
-            _assign(merged, keys, value)
-    try:
-        return _validated(merged)
-    except ConfigError as error:
-        raise ConfigError(f"policies.{name}: {error}") from None
-
-
 def digest(value: Any, length: int = 8) -> str:
     """Short hash of a JSON value: the key of a run folder."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        # YAML 1.2 by ruamel: PyYAML reads 1e-6 as text.
-        values = YAML(typ="safe", pure=True).load(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
-    except (YAMLError, ValueError, OSError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected sections, found {type(values).__name__}")
-    return values
-
-
-def _parse_override(text: str) -> tuple[list[str], Any]:
-    key, mark, value = text.partition("=")
-    if not mark or not key:
-        raise ConfigError(f"--set {text}: write it as section.key=value")
-    try:
-        return key.split("."), YAML(typ="safe", pure=True).load(value)
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--set {text}: {' '.join(str(error).split())}") from None
-
-
-def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
-    for key in keys[:-1]:
-        inner = values.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{'.'.join(keys)}: {key} is a value, not a section")
-        values = inner
-    values[keys[-1]] = value
-
-
-def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
-            _merge(values[key], value)
-        else:
-            values[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _validated(values: dict[str, Any]) -> Config:
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(dict(problem)) for problem in error.errors())) from None
-
-
-def _explain(problem: dict[str, Any]) -> str:
-    location = [str(part) for part in problem["loc"]]
-    name = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        model: Any = Config
-        for part in location[:-1]:
-            model = model.model_fields[part].annotation
-        return f"{name}: unknown key{_nearest(location[-1], model.model_fields)}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if not name or problem["type"] == "value_error":
-        return message
-    return f"{name}: {message}, got {reprlib.repr(problem['input'])}"
-
-
-def _nearest(name: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(candidates))}"

@@ -17,7 +17,7 @@ HERE = Path(".")
 def _ready(root: Path, settings: list[str] | None, policy: str | None = None) -> list[str]:
     """Check the settings before anything starts, then see that a Prefect server answers."""
     from mempo import cli, local
-    from mempo.config import load_config
+    from mempo.params import load_config
 
     load_config(root / "params.yaml", settings or (), policy=policy)
     local.start(say=cli.status_line())
@@ -106,7 +106,7 @@ def ask(
     from rich.console import Console
 
     from mempo import asking, local
-    from mempo.config import load_config
+    from mempo.params import load_config
     from mempo.workspace import Workspace
 
     local.settle()

@@ -9,8 +9,9 @@ from typing import Any
 from prefect import task
 
 from mempo import data, storage, warmstart
-from mempo.config import Config, load_config
+from mempo.config import Config
 from mempo.console import progress
+from mempo.params import load_config
 from mempo.workspace import Run, Workspace
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PARAMS = """
+preset: null
 data: {num_countries: 120, num_cities: 200, num_train: 64, num_dev: 4, num_test: 8, max_name_tokens: 3}
 model: {vocab_size: 1024, hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 4, window: 1024}
 prompt: {}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mempo.config import Advantage, Config, ConfigError, digest, load_config
+from mempo.config import Advantage, Config, digest
+from mempo.params import ConfigError, load_config
 
 # Nine times nine times ... of the same list: written out it would fill the memory.
 LAUGHS = (

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Lowest first. A new module needs a line here: where it stands says what it may import.
 LAYERS = {
-    "vocabulary": "mempo mempo.config mempo.records",
+    "vocabulary": "mempo mempo.config mempo.params mempo.records",
     "pure": "mempo.advantages mempo.mem_reward mempo.packing mempo.probe_rewards mempo.probes mempo.prompts "
     "mempo.rewards mempo.stats mempo.tags",
     "tensors": "mempo.batch mempo.loss",
