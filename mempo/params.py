@@ -47,13 +47,21 @@ def load_config(
         _merge(values, PUBLISHED)
     for keys, value in settings:
         _assign(values, keys, value)
-    config = _validated(values)
+    config = checked(values)
     policies = {name: _policy_config(values, name, settings) for name in config.policies}
     if policy is None:
         return config
     if policy not in policies:
         raise ConfigError(f"policies.{policy}: no such policy{_nearest(policy, policies)}")
     return policies[policy]
+
+
+def overridden(config: Config, overrides: Iterable[str]) -> Config:
+    """``config`` with ``section.key=value`` settings on top."""
+    values = config.model_dump()
+    for keys, value in (_parse_override(text) for text in overrides):
+        _assign(values, keys, value)
+    return checked(values)
 
 
 def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[str], Any]]) -> Config:
@@ -64,7 +72,7 @@ def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[
         if keys[0] != "policies":
             _assign(merged, keys, value)
     try:
-        return _validated(merged)
+        return checked(merged)
     except ConfigError as error:
         raise ConfigError(f"policies.{name}: {error}") from None
 
@@ -111,7 +119,8 @@ def _merge(values: dict[str, Any], other: Mapping[str, Any]) -> None:
             values[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _validated(values: dict[str, Any]) -> Config:
+def checked(values: dict[str, Any]) -> Config:
+    """``Config`` from nested values. Raises ``ConfigError``, a line for each key that is wrong."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:

@@ -121,6 +121,28 @@ def ask(
     Console().print(asking.render(asking.ask(question, folder, corpus, config, seed=seed, greedy=greedy)))
 
 
+@stages.command()
+def rescore(
+    run: Annotated[Path, typer.Argument(help="A run folder, runs/<name>-<key>.", exists=True, file_okay=False)],
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Recompute a run's memory rewards under other settings, from its files; no model runs."""
+    import pandas as pd
+
+    from mempo import rescore as rescoring
+    from mempo.params import overridden
+    from mempo.workspace import Workspace, recorded
+
+    made = recorded(run)
+    asked = overridden(made, settings or ())
+    rescoring.refuse_other_passes(made, asked)
+    truth = rescoring.read_truth(Workspace(root).data / "truth.parquet")
+    columns = {"as run": made} | ({", ".join(settings): asked} if settings else {})
+    found = {name: rescoring.summary(rescoring.rescore(run, config, truth)) for name, config in columns.items()}
+    typer.echo(pd.DataFrame(found).round(3).to_string())
+
+
 @stages.command("learn-check")
 def learn_check(
     seed: Annotated[list[int], typer.Option(help="Each has its own warm start; may be repeated.")] = [0, 1, 2],  # noqa: B006

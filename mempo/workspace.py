@@ -15,6 +15,7 @@ from typing import Any
 
 from mempo import storage
 from mempo.config import SCHEMA, Config, digest
+from mempo.params import ConfigError, checked
 
 # Sections that change no result: how long, where, how fast, how shown.
 _FREE = {"evaluation", "tracking", "policies", "preset"}
@@ -77,6 +78,14 @@ class Run:
     def policy(self, version: int) -> Path:
         """Version 0 is the policy that training starts from."""
         return self.folder / f"policy_{version:04d}" if version else self.workspace.checkpoint("warmstart")
+
+
+def recorded(run_folder: Path) -> Config:
+    """The configuration that a run was made with. Raises ``ConfigError`` where another version of the code wrote it."""
+    try:
+        return checked(storage.read_json(run_folder / "config.json")["config"])
+    except ConfigError as error:
+        raise ConfigError(f"{run_folder}: written by another version: {error}") from None
 
 
 def result_parameters(config: Config) -> dict[str, Any]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = {
     "vocabulary": "mempo mempo.config mempo.params mempo.records",
     "pure": "mempo.advantages mempo.mem_reward mempo.packing mempo.probe_rewards mempo.probes mempo.prompts "
-    "mempo.rewards mempo.stats mempo.tags",
+    "mempo.quality mempo.rewards mempo.stats mempo.tags",
     "tensors": "mempo.batch mempo.loss",
     "ports": "mempo.arrow mempo.console mempo.local mempo.services mempo.storage mempo.workspace mempo.scratch "
     "mempo.data mempo.data.compose mempo.data.demos mempo.data.geo mempo.data.lessons "
@@ -23,7 +23,7 @@ LAYERS = {
     "mempo.engines mempo.engines.loader mempo.search mempo.search.bm25 mempo.trainers",
     "adapters": "mempo.engines.decoders mempo.engines.decoding mempo.engines.hf mempo.engines.prefixes "
     "mempo.engines.scoring mempo.trainers.torch_trainer",
-    "steps": "mempo.asking mempo.evaluation mempo.excerpts mempo.figures mempo.report mempo.results "
+    "steps": "mempo.asking mempo.evaluation mempo.rescore mempo.excerpts mempo.figures mempo.report mempo.results "
     "mempo.rollout mempo.rounds mempo.samples mempo.scoring mempo.style mempo.update mempo.warmstart",
     "tasks": "tasks tasks.chart_view tasks.data tasks.evaluation tasks.record tasks.round tasks.tracking",
     "flows": "flows flows.evaluate flows.learn flows.prepare flows.train flows.warmstart",
