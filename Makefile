@@ -53,7 +53,7 @@ doctor: $(MADE) ## look at this machine: what is there, what is missing
 	@$(MEMPO) doctor
 
 test: $(MADE) ## all tests
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q $(ARGS)
 
 lint: $(MADE) ## ruff and mypy
 	@$(VENV)/bin/ruff check .
