@@ -45,9 +45,7 @@ def main(run_folder: Path, root: Path = Path(".")) -> None:
     padded_config = config.model_copy(update={"scoring": config.scoring.model_copy(update={"mode": "padded"})})
     padded = best(lambda: scoring.score(engine, trajectories, questions, padded_config))
     turns = sum(len(t.turns) for t in trajectories) / len(trajectories)
-    print(
-        f"scoring, {turns:.1f} turns a trajectory: packed {packed:.2f} s, padded {padded:.2f} s, {padded / packed:.2f} x"
-    )
+    print(f"scoring, {turns:.1f} turns: packed {packed:.2f} s, padded {padded:.2f} s, {padded / packed:.2f} x")
 
 
 def compare_decoding(engine, label: str, prompts: list[list[int]], max_tokens: int) -> None:

@@ -18,8 +18,10 @@ def evaluate(
     """Warm start and every trained policy, each under its own context rule; returns the table by policy."""
     workspace = Workspace(Path(root))
     shared = read_config(Path(root), overrides or [])
+    names = policies or ["warmstart", *shared.policies]
+    workspace.require(*names)
     rows = []
-    for name in policies or ["warmstart", *shared.policies]:
+    for name in names:
         config = shared if name == "warmstart" else read_config(Path(root), overrides or [], policy=name)
         rows += evaluate_policy(workspace, name, workspace.checkpoint(name), config)
     return write_evaluation(workspace, rows, shared.evaluation.split)

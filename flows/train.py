@@ -15,14 +15,14 @@ from tasks.round import advantage, check, rollout, score, update
 def train(name: str = "mempo", overrides: list[str] | None = None, root: str = ".") -> Path:
     """Rounds of rollout -> score -> advantage -> update (arXiv 2603.00680); returns the folder of the last policy."""
     run = open_run(name, overrides or [], Path(root))
-    with tracked(run) as opened:
+    with run.alone(), tracked(run) as opened:
         policy = run.policy(0)
         for round_index in range(run.config.loop.num_rounds):
             rollout(run, round_index, policy)  # a group of trajectories for each question
             score(run, round_index, policy)  # log-probs of the answer with the memory, and with everything
             advantage(run, round_index)  # outcome on all tokens + memory on <mem> tokens
             policy = update(run, round_index, policy)
-            check(run, round_index, policy)  # greedy exact match on dev questions, every few rounds
+            check(run, round_index)  # greedy exact match on dev questions, every few rounds
             log_round(run, opened, round_index)  # distributions of mem_reward to MLflow
-        publish(run, policy)
+        publish(run)
     return policy

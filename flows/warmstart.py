@@ -16,6 +16,8 @@ def warmstart(overrides: list[str] | None = None, root: str = ".") -> Path:
     """Supervised fine-tuning of the starting policy; returns its folder, ``checkpoints/warmstart/final``."""
     workspace = Workspace(Path(root))
     config = read_config(Path(root), overrides or [])
+    workspace.require()
     inputs = {"data": storage.content_hash(workspace.data)}
     run = workspace.run("warmstart", config, inputs, sections=("data", "model", "prompt", "warmstart", "runtime"))
-    return warm_start(run)
+    with run.alone():
+        return warm_start(run)

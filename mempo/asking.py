@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from pathlib import Path
 
 from rich.console import Group
@@ -31,15 +32,20 @@ def ask(question: str, policy: Path, corpus: Path, config: Config, *, seed: int,
 def render(trajectory: Trajectory) -> Group:
     """Panels for a terminal; model and tool text is printed as plain text, never as markup."""
     panels = [_panel(index + 1, turn) for index, turn in enumerate(trajectory.turns)]
-    ending = Text(f"{trajectory.status}: {trajectory.answer or 'no answer'}", style="bold")
+    ending = Text(f"{trajectory.status}: {plain(trajectory.answer or 'no answer')}", style="bold")
     return Group(*panels, ending)
 
 
+def plain(text: str) -> str:
+    """``text`` for a terminal, which obeys control characters: a mark stands for each."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else "\ufffd" for char in text)
+
+
 def _panel(index: int, turn: Turn) -> Panel:
-    text = Text(turn.text)
+    text = Text(plain(turn.text))
     for tag, style in STYLES.items():
         text.highlight_regex(rf"(?s)<{tag}>.*?</{tag}>", style)
     if turn.observation:
-        text.append("\n" + turn.observation, style="blue")
+        text.append("\n" + plain(turn.observation), style="blue")
     tokens = f"{len(turn.prompt_ids)} tokens read, {len(turn.response_ids)} written"
     return Panel(text, title=f"turn {index}", subtitle=tokens, title_align="left", subtitle_align="right")

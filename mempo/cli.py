@@ -20,12 +20,11 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         from mempo.demo import StageFailed
-        from mempo.params import ConfigError
         from mempo.services import ServiceError
 
         try:
             return super().invoke(ctx)
-        except (ConfigError, ServiceError, StageFailed, FileNotFoundError) as error:
+        except (ValueError, ServiceError, StageFailed, FileNotFoundError) as error:
             typer.secho(f"mempo: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
 SCHEMA = 1
@@ -17,6 +18,15 @@ SCHEMA = 1
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+
+
+def _policy_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,59}", name) or name == "warmstart":
+        raise ValueError(f"policies: {name!r}: small letters, digits, - and _ make a name, and warmstart is taken")
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts
 Context = Literal["memory", "full", "none"]
 
 
@@ -229,7 +239,7 @@ class Config(Section):
     runtime: Runtime = Runtime()
     tracking: Tracking = Tracking()
     preset: Literal["published"] | None = None
-    policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    policies: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _contexts_fit(self) -> Config:

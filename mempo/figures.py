@@ -188,12 +188,14 @@ def cost(policies: Tables) -> Figure:
 
 
 def _panels(policies: Tables, column: str, colour: Mapping[str, str], label: str) -> Figure:
-    """Stacked bars by round. A part without a column never occurred in that run, without a value not in that round."""
+    """Stacked bars by round. A part that is 0, or has no column or no value, did not occur there."""
     names, figure = ordered(policies), blank(WIDTH, 2.9)
-    seen = [part for part in colour if any(column.format(part) in table for table in policies.values())]
+    wanted = ["round", *(column.format(part) for part in colour)]
+    tables = {name: policies[name].reindex(columns=wanted).fillna(0.0) for name in names}
+    seen = [part for part in colour if any(table[column.format(part)].any() for table in tables.values())]
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
-        table = policies[name].reindex(columns=["round", *(column.format(part) for part in seen)]).fillna(0.0)
+        table = tables[name]
         stacked(axes, table["round"], {part: table[column.format(part)] for part in seen}, colour)
         axes.set(title=name, xlabel="round")
     panels[0].set_ylabel(label)

@@ -32,6 +32,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
+# What policies are compared on, or start from: a difference in one policy would reach nothing, or spoil the comparison.
+SHARED = {"data", "model", "warmstart", "evaluation", "policies"}
+
+
 def load_config(
     path: Path | str = "params.yaml", overrides: Iterable[str] = (), *, policy: str | None = None
 ) -> Config:
@@ -66,8 +70,13 @@ def overridden(config: Config, overrides: Iterable[str]) -> Config:
 
 def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[str], Any]]) -> Config:
     merged = copy.deepcopy(values)
-    merged["policies"] = {name: merged["policies"][name]}
-    _merge(merged, merged["policies"][name])
+    own = merged["policies"][name]
+    for section in SHARED.intersection(own):
+        raise ConfigError(f"policies.{name}.{section}: one for all policies, it stands at the top")
+    merged["policies"] = {name: own}
+    if own.get("preset") == "published":
+        _merge(merged, PUBLISHED)
+    _merge(merged, own)
     for keys, value in settings:
         if keys[0] != "policies":
             _assign(merged, keys, value)

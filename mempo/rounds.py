@@ -7,11 +7,12 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import get_args
 
 import pandas as pd
 
 from mempo import stats
-from mempo.records import Question, Trajectory, TurnScore
+from mempo.records import NoScore, Question, Status, Trajectory, TurnScore
 from mempo.samples import TurnReward
 
 
@@ -40,7 +41,7 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "peak_tokens": max((len(turn.prompt_ids) + len(turn.response_ids) for turn in turns), default=0),
     }
-    return figures | {f"status/{name}": count / total for name, count in statuses.items()}
+    return figures | {f"status/{name}": statuses[name] / total for name in get_args(Status)}
 
 
 def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore]) -> dict[str, float]:
@@ -56,7 +57,7 @@ def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore
 
 
 def reward_figures(table: Sequence[TurnReward]) -> dict[str, float]:
-    """Distributions of mem_reward, p_mem and p_full over the round's scored turns, and per turn index."""
+    """Distributions of mem_reward, p_mem and p_full over the round's turns that have one, and per turn index."""
     frame = pd.DataFrame([asdict(row) for row in table])
     if frame.empty:
         return {}
@@ -66,26 +67,30 @@ def reward_figures(table: Sequence[TurnReward]) -> dict[str, float]:
         "reward/mean": float(trajectories["score"].mean()),
         "group/flat_share": float((groups.nunique() == 1).mean()),
     }
-    scored = frame[frame["mem_reward"].notna()]
+    figures |= {f"no_signal/{reason}": float((frame["reason"] == reason).mean()) for reason in get_args(NoScore)}
     for name in ("mem_reward", "p_mem", "p_full"):
-        figures |= {f"{name}/{key}": value for key, value in stats.summary(scored[name].tolist()).items()}
-    if scored.empty:
-        return figures
-    for turn, rows in scored.groupby("turn"):
-        figures |= {f"mem_reward/turn_{turn}/{k}": v for k, v in stats.summary(rows["mem_reward"].tolist()).items()}
-    pools = scored.groupby("question_id")["mem_reward"]
-    figures |= {
-        "pool/flat_share": float((pools.nunique() == 1).mean()),
-        "pool/std": float(pools.std(ddof=0).mean()),
-        "kept/full": float((scored["kept_full"] / scored["answer_tokens"].clip(lower=1)).mean()),
-        "kept/mem": float((scored["kept_mem"] / scored["answer_tokens"].clip(lower=1)).mean()),
-        "kept/nothing_full": float((scored["kept_full"] == 0).mean()),
-        "kept/nothing_mem": float((scored["kept_mem"] == 0).mean()),
-        "mem_tokens/mean": float(scored["mem_tokens"].mean()),
-        "mem_advantage/std": float(scored["mem_advantage"].std(ddof=0)),
-    }
-    reasons = Counter(row.reason for row in table if row.reason)
-    return figures | {f"no_signal/{reason}": count / len(table) for reason, count in reasons.items()}
+        found = frame[["turn", name]].dropna()
+        figures |= {f"{name}/{key}": value for key, value in stats.summary(found[name]).items()}
+        for turn, rows in found.groupby("turn"):
+            figures |= {f"{name}/turn_{turn}/{key}": value for key, value in stats.summary(rows[name]).items()}
+    probed = frame[frame["reason"].isna()]
+    if not probed.empty:
+        figures |= {
+            "kept/full": float((probed["kept_full"] / probed["answer_tokens"].clip(lower=1)).mean()),
+            "kept/mem": float((probed["kept_mem"] / probed["answer_tokens"].clip(lower=1)).mean()),
+            "kept/nothing_full": float((probed["kept_full"] == 0).mean()),
+            "kept/nothing_mem": float((probed["kept_mem"] == 0).mean()),
+            "mem_tokens/mean": float(probed["mem_tokens"].mean()),
+        }
+    scored = frame[frame["mem_reward"].notna()]
+    if not scored.empty:
+        pools = scored.groupby("question_id")["mem_reward"]
+        figures |= {
+            "pool/flat_share": float((pools.nunique() == 1).mean()),
+            "pool/std": float(pools.std(ddof=0).mean()),
+            "mem_advantage/std": float(scored["mem_advantage"].std(ddof=0)),
+        }
+    return figures
 
 
 def by_question(questions: Sequence[Question]) -> dict[str, Question]:

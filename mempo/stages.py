@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,19 @@ Root = Annotated[Path, typer.Option(help="Folder with params.yaml; data, checkpo
 HERE = Path(".")
 
 
-def _ready(root: Path, settings: list[str] | None, policy: str | None = None) -> list[str]:
-    """Check the settings before anything starts, then see that a Prefect server answers."""
+def _ready(
+    root: Path, settings: list[str] | None, policies: Sequence[str] = (), *, needs: Sequence[str] | None = None
+) -> list[str]:
+    """Check the settings, and that the data and the policies ``needs`` are there; then see that Prefect answers."""
     from mempo import cli, local
     from mempo.params import load_config
+    from mempo.workspace import Workspace
 
-    load_config(root / "params.yaml", settings or (), policy=policy)
+    names: list[str | None] = [name for name in policies if name != "warmstart"]
+    for policy in names or [None]:
+        load_config(root / "params.yaml", settings or (), policy=policy)
+    if needs is not None:
+        Workspace(root).require(*needs)
     local.start(say=cli.status_line())
     return settings or []
 
@@ -38,7 +46,7 @@ def prepare(settings: Set = None, root: Root = HERE) -> None:
 @stages.command()
 def warmstart(settings: Set = None, root: Root = HERE) -> None:
     """Teach the starting policy the protocol by demonstrations. Goes on where it was stopped."""
-    settings = _ready(root, settings)
+    settings = _ready(root, settings, needs=[])
     from flows.warmstart import warmstart as flow
 
     typer.echo(flow(settings, str(root)))
@@ -51,7 +59,7 @@ def train(
     root: Root = HERE,
 ) -> None:
     """Rounds of rollout, score, advantage, update. Goes on where it was stopped."""
-    settings = _ready(root, settings, name)
+    settings = _ready(root, settings, [name], needs=["warmstart"])
     from flows.train import train as flow
 
     typer.echo(flow(name, settings, str(root)))
@@ -64,7 +72,7 @@ def evaluate(
     root: Root = HERE,
 ) -> None:
     """Ask every policy the same held-out questions, sampled and greedy."""
-    settings = _ready(root, settings)
+    settings = _ready(root, settings, policies or (), needs=policies or ["warmstart"])
     from flows.evaluate import evaluate as flow
     from mempo import report
     from mempo.console import console
@@ -113,11 +121,10 @@ def ask(
     known = policy in load_config(root / "params.yaml", settings or ()).policies
     config = load_config(root / "params.yaml", settings or (), policy=policy if known else None)
     workspace = Workspace(root)
-    folder = workspace.checkpoint(policy) if known or policy == "warmstart" else Path(policy)
+    named = known or policy == "warmstart"
+    workspace.require(*([policy] if named else []))
+    folder = workspace.checkpoint(policy) if named else Path(policy)
     corpus = workspace.data / "corpus.jsonl"
-    for path, maker in ((corpus, "mempo prepare"), (folder, f"mempo train {policy}")):
-        if not path.exists():
-            raise typer.BadParameter(f"{path} is missing; `{maker}` makes it")
     Console().print(asking.render(asking.ask(question, folder, corpus, config, seed=seed, greedy=greedy)))
 
 

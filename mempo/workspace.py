@@ -6,8 +6,11 @@ ignore and that survives ``dvc repro``. The key hashes all that changes results:
 
 from __future__ import annotations
 
+import fcntl
+import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 
 from mempo import storage
 from mempo.config import SCHEMA, Config, digest
+from mempo.console import console
 from mempo.params import ConfigError, checked
 
 # Sections that change no result: how long, where, how fast, how shown.
@@ -43,6 +47,14 @@ class Workspace:
 
     def results(self, name: str) -> Path:
         return self.root / "results" / name
+
+    def require(self, *policies: str) -> None:
+        """Raises ``FileNotFoundError`` naming what is missing, the data or one of ``policies``, and what makes it."""
+        makers = {name: "warmstart" if name == "warmstart" else f"train {name}" for name in policies}
+        needed = {self.data: "prepare"} | {self.checkpoint(name): maker for name, maker in makers.items()}
+        for path, maker in needed.items():
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is missing; `mempo {maker}` makes it")
 
     def run(self, name: str, config: Config, inputs: dict[str, str], sections: Collection[str] = ()) -> Run:
         """The run folder of ``name`` under this configuration and these inputs (name -> content hash).
@@ -78,6 +90,26 @@ class Run:
     def policy(self, version: int) -> Path:
         """Version 0 is the policy that training starts from."""
         return self.folder / f"policy_{version:04d}" if version else self.workspace.checkpoint("warmstart")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time on a policy of a workspace: two would write the same files.
+
+        The second waits, saying for whom, and then finds the work done: so does a command that is given again after
+        only its parent was killed. A process that is killed lets go.
+        """
+        root = self.workspace.root
+        with (root / "runs" / f"{self.name}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                console.print(f"waiting for process {file.read()}, which works on {self.name} in {root.resolve()}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
 
 def recorded(run_folder: Path) -> Config:

@@ -38,8 +38,6 @@ def open_run(name: str, overrides: Sequence[str], root: Path) -> Run:
     """The run folder of policy ``name``, found again by its key or started. Raises ``FileNotFoundError``."""
     workspace = Workspace(root)
     config = read_config(root, overrides, policy=name)
+    workspace.require("warmstart")
     inputs = {"data": workspace.data, "warmstart": workspace.checkpoint("warmstart")}
-    for label, path in inputs.items():
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is missing: run `mempo {'prepare' if label == 'data' else label}` first")
     return workspace.run(name, config, {label: storage.content_hash(path) for label, path in inputs.items()})

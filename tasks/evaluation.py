@@ -10,7 +10,7 @@ import pandas as pd
 from prefect import task
 
 from mempo import evaluation, rounds, storage
-from mempo.config import Config, digest
+from mempo.config import SCHEMA, Config, digest
 from mempo.console import progress
 from mempo.engines import open_engine
 from mempo.evaluation import EvaluationRow
@@ -25,13 +25,15 @@ def evaluate_policy(workspace: Workspace, name: str, policy: Path, config: Confi
     """The first ``evaluation.num_questions`` questions of the split, once sampled and once greedy."""
     asked = config.evaluation
     inputs = {"policy": storage.content_hash(policy), "data": storage.content_hash(workspace.data)}
-    key = digest([result_parameters(config), asked.model_dump(mode="json"), inputs])
+    key = digest([SCHEMA, result_parameters(config), asked.model_dump(mode="json"), inputs])
     found = workspace.root / "runs" / "evaluation" / f"{name}-{key}.parquet"
     if found.exists():
         return storage.read_records(found, EvaluationRow)
     questions = storage.read_records(workspace.data / f"{asked.split}.parquet", Question)[: asked.num_questions]
     if len(questions) < asked.num_questions:
         raise ValueError(f"evaluation.num_questions: {asked.split} has {len(questions)}, asked {asked.num_questions}")
+    sampling = config.rollout.model_copy(update={"temperature": asked.temperature})
+    config = config.model_copy(update={"rollout": sampling})
     engine = open_engine(policy, config.runtime)
     searcher = open_searcher(workspace.data / "corpus.jsonl", config.search)
     rows: list[EvaluationRow] = []

@@ -16,7 +16,7 @@ from prefect.artifacts import create_table_artifact
 from mempo import figures as drawing, storage
 from mempo.workspace import Run
 from tasks import tracking
-from tasks.round import PROCESS, Figures
+from tasks.round import PROCESS, Figures, remake
 
 STEPS = ("rollout", "score", "advantage", "update", "check")
 SHOWN = (
@@ -121,15 +121,15 @@ def best_version(run: Run, last_round: int) -> int:
 
 
 @task(persist_result=False)
-def publish(run: Run, policy: Path) -> None:
+def publish(run: Run) -> None:
     """What DVC keeps: ``checkpoints/<name>/`` (final, best, kept rounds) and ``results/<name>/`` (figures and rows)."""
     workspace, last = run.workspace, run.config.loop.num_rounds - 1
-    kept = {"final": policy, "best": run.policy(best_version(run, last) or last + 1)}
+    kept = {"final": last + 1, "best": best_version(run, last) or last + 1}
     if every := run.config.loop.keep_every:
-        kept |= {f"round_{version:04d}": run.policy(version) for version in range(every, last + 1, every)}
+        kept |= {f"round_{version:04d}": version for version in range(every, last + 1, every)}
     with storage.whole_folder(workspace.checkpoint(run.name).parent) as folder:
-        for label, source in kept.items():
-            copy_policy(source, folder / label)
+        for label, version in kept.items():
+            copy_policy(remake(run, version), folder / label)
     with storage.whole_folder(workspace.results(run.name)) as folder:
         rounds = [{"round": i} | round_figures(run, i) | round_clock(run, i) for i in range(last + 1)]
         pd.DataFrame(rounds).to_parquet(folder / "rounds.parquet")

@@ -106,6 +106,10 @@ def advantage(run: Run, round_index: int) -> Figures:
 
 @step
 def _update(run: Run, round_index: int, policy: Path) -> Figures:
+    return _train(run, round_index, policy)
+
+
+def _train(run: Run, round_index: int, policy: Path) -> Figures:
     config = run.config
     built = storage.read_records(run.round(round_index) / "samples.parquet", Sample)
     trainer = open_trainer(policy, config.optim, config.loss, config.runtime, temperature=config.rollout.temperature)
@@ -122,13 +126,24 @@ def update(run: Run, round_index: int, policy: Path) -> Path:
     return run.policy(round_index + 1)
 
 
+def remake(run: Run, version: int) -> Path:
+    """The folder of policy ``version``; where it was pruned, its updates are made again from their rounds' samples.
+
+    A longer run keeps few policies: a shorter one, or other rounds to check or to keep, may then need another.
+    """
+    first = next((made for made in range(version, 0, -1) if run.policy(made).exists()), 0)
+    for round_index in range(first, version):
+        _train(run, round_index, run.policy(round_index))
+    return run.policy(version)
+
+
 @step
-def _check(run: Run, round_index: int, policy: Path) -> Figures:
+def _check(run: Run, round_index: int) -> Figures:
     questions = _questions(run.workspace.data, "dev")
     with progress(f"{run.name} {round_index} dev", len(questions)) as advance:
         trajectories = asyncio.run(
             collect(
-                _engine(policy, run), _searcher(run), questions, run.config,
+                _engine(remake(run, round_index + 1), run), _searcher(run), questions, run.config,
                 round_index=0, seed=run.config.evaluation.seed, greedy=True, samples=1, progress=advance,
             )
         )  # fmt: skip
@@ -139,11 +154,11 @@ def _check(run: Run, round_index: int, policy: Path) -> Figures:
     }
 
 
-def check(run: Run, round_index: int, policy: Path) -> None:
+def check(run: Run, round_index: int) -> None:
     """Greedy exact match on the dev questions, every ``loop.dev_every`` rounds and never on the test questions."""
     every = run.config.loop.dev_every
     if every and (round_index + 1) % every == 0:
-        _check(run, round_index, policy)
+        _check(run, round_index)
 
 
 @cache

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mempo import storage
-from tests.flow.small import PARAMS, ROOT, run
+from tests.flow.small import PARAMS, ROOT, environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -47,6 +51,8 @@ def test_the_whole_graph_leaves_its_outputs(repo: Path):
     assert list(metrics) == ["full_context", "grpo", "mempo", "warmstart"]  # sorted keys
     assert (repo / "report" / "index.html").stat().st_size > 10_000
     assert "em" in dvc(repo, "metrics", "show")
+    # all that was made is ignored by git but the one file that DVC wants committed
+    assert git(repo, "show", "--name-only", "--format=", "HEAD").split() == ["dvc.lock"]
 
 
 def test_nothing_changed_means_nothing_runs(repo: Path):
@@ -73,6 +79,35 @@ def test_only_what_depends_on_a_setting_runs(repo: Path, tmp_path: Path):
     assert "advantage.mem_weight" in dvc(copied, "params", "diff")
     assert "metrics/" in dvc(copied, "metrics", "diff")
     assert "index.html" in dvc(copied, "plots", "show")
+
+
+def test_a_stage_killed_half_way_goes_on_and_leaves_no_stale_success(repo: Path, tmp_path: Path):
+    copied = tmp_path / "repo"
+    shutil.copytree(repo, copied, symlinks=True)
+    params = (copied / "params.yaml").read_text()
+    (copied / "params.yaml").write_text(params.replace("num_rounds: 2", "seed: 1, num_rounds: 2"))
+    former, command = set(copied.glob("runs/mempo-*")), [sys.executable, "-m", "dvc", "repro", "train@mempo"]
+    started = subprocess.Popen(
+        command,
+        cwd=copied,
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not (found := [f for f in set(copied.glob("runs/mempo-*/round_0001")) if f.parent not in former]):
+        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.01)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+    first = found[0].with_name("round_0000") / "rollouts.parquet"
+    made = first.stat().st_mtime_ns
+    assert "train@mempo" in dvc(copied, "status", "train@mempo")
+    dvc(copied, "repro", "train@mempo")
+    assert first.stat().st_mtime_ns == made
+    assert (copied / "checkpoints" / "mempo" / "final" / "model.safetensors").exists()
+    assert "up to date" in dvc(copied, "status", "train@mempo")
 
 
 def test_a_stage_that_fails_fails_the_run(repo: Path, tmp_path: Path):

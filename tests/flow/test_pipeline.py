@@ -16,6 +16,8 @@ import pytest
 from mempo import storage
 from mempo.records import Sample
 from mempo.storage import read_records
+from tasks.chart_view import SECTIONS
+from tasks.record import SHOWN
 from tests.flow.small import PARAMS, environment, mempo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -118,6 +120,24 @@ def test_a_deleted_round_is_made_again(straight: Path, tmp_path: Path):
     shutil.rmtree(last)
     train(root)
     assert (last / "rollouts.parquet").exists() and weights(root) == weights(straight)
+
+
+def test_every_chart_of_the_prebuilt_view_has_its_metric(straight: Path):
+    logged = pd.read_parquet(straight / "results" / "mempo" / "rounds.parquet")
+    charted = [metric for _, charts in SECTIONS.values() for chart in charts for metric in chart]
+    assert set(charted) | set(SHOWN) <= set(logged.columns[logged.notna().any()])
+
+
+def test_fewer_rounds_and_other_checks_after_a_longer_run(straight: Path, tmp_path: Path):
+    """Policies that the longer run pruned are made again, and going back to it changes nothing."""
+    root = copy_of(straight, tmp_path / "w")
+    train(root, "mempo", "--set", "loop.num_rounds=3", "--set", "loop.dev_every=2", "--set", "loop.keep_every=2")
+    assert weights(root) != weights(straight)
+    rounds = pd.read_parquet(root / "results" / "mempo" / "rounds.parquet")
+    assert rounds["dev/em_greedy"].notna().tolist() == [False, True, True]  # round 2 was checked by the longer run
+    assert (root / "checkpoints" / "mempo" / "round_0002" / "model.safetensors").exists()
+    train(root)
+    assert weights(root) == weights(straight)
 
 
 def test_more_rounds_go_on_in_the_same_folder(straight: Path, tmp_path: Path):

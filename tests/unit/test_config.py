@@ -134,6 +134,34 @@ def test_an_unknown_policy_is_named_with_the_nearest(tmp_path: Path) -> None:
     assert refused(tmp_path, text, policy="grop") == "policies.grop: no such policy; did you mean grpo?"
 
 
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/b", ".hidden", "", "-x", "A", "a b", "a.b", "a\\nb", "a\\0b", "warmstart", "é", "a" * 61]
+)
+def test_a_policy_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    assert refused(tmp_path, f'policies: {{"{name}": {{}}}}').startswith("policies: ")
+    load(tmp_path, "policies: {mempo_2-b: {}}", policy="mempo_2-b")
+
+
+@pytest.mark.parametrize("section", ["data: {seed: 1}", "model: {}", "warmstart: {}", "evaluation: {}", "policies: {}"])
+def test_what_all_policies_share_is_no_policys_own(tmp_path: Path, section: str) -> None:
+    assert refused(tmp_path, f"policies: {{x: {{{section}}}}}").startswith(
+        f"policies.x.{section.split(':')[0]}: one for"
+    )
+
+
+def test_a_policy_may_be_the_published_one(tmp_path: Path) -> None:
+    text = "mem_reward: {mask: shared}\npolicies: {mempo: {}, theirs: {preset: published, loop: {group_size: 4}}}"
+    theirs = load(tmp_path, text, policy="theirs")
+    assert (theirs.mem_reward.mask, theirs.mem_reward.answer_tokens) == ("independent", "last_four")
+    assert (theirs.loss.old_logprobs, theirs.loop.group_size) == ("recomputed", 4)
+    assert load(tmp_path, text, policy="mempo").mem_reward.mask == "shared"
+
+
+def test_a_policy_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    for text in ("policies: [mempo]", "policies: {mempo: 3}", "policies: {mempo: null}", "policies: {1: {}}"):
+        assert refused(tmp_path, text).startswith("policies")
+
+
 def test_a_misspelt_key_inside_a_policy_is_named(tmp_path: Path) -> None:
     message = refused(tmp_path, "policies: {a: {loop: {group_sise: 8}}}", policy="a")
     assert "loop.group_sise" in message and "group_size" in message

@@ -97,6 +97,13 @@ def test_stacked_shares_fill_the_bar(policies: Tables):
         assert len(tops) == 4 and all(top == pytest.approx(1.0) for top in tops.values())
 
 
+def test_what_never_occurred_is_not_in_the_legend():
+    rounds = pd.DataFrame({"round": [0, 1], "status/answered": [1.0, 0.5], "status/no_action": [0.0, 0.5]})
+    table = rounds.assign(**{"status/truncated": 0.0, "status/max_turns": float("nan")})
+    (legend,) = figures.statuses({"mempo": table}).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["answered", "no_action"]
+
+
 def test_standard_error():
     assert figures.standard_error(pd.Series([1.0, 0.0, 0.0, 1.0])) == 0.25  # sqrt(0.5 * 0.5 / 4)
 

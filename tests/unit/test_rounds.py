@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import get_args
+
 import pytest
 
+from mempo.records import Status
 from mempo.rounds import by_question, questions_of_round, reward_figures, rollout_figures
 from mempo.samples import TurnReward
 from tests.unit.builders import question, trajectory, turn
@@ -59,3 +63,32 @@ def test_rollout_figures_count_statuses():
     assert figures["format_rate"] == 0.5
     assert figures["status/no_action"] == 0.5
     assert figures["response_tokens"] == 8 and figures["peak_tokens"] == 9
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_every_status_has_its_count(status: str):
+    found = [trajectory([turn(3, 2)], status=status), trajectory([], sample=1, status="tool_failed", answer=None)]
+    shares = {name: value for name, value in rollout_figures(found).items() if name.startswith("status/")}
+    assert set(shares) == {f"status/{name}" for name in get_args(Status)}
+    assert shares[f"status/{status}"] == (1.0 if status == "tool_failed" else 0.5)
+    assert sum(shares.values()) == 1.0
+
+
+def test_a_round_in_which_no_context_fits_is_counted():
+    figures = reward_figures([reward(0, 1, None), reward(0, 2, None, reason="overflow")])
+    assert figures["no_signal/overflow"] == 0.5 and figures["mem_reward/n"] == 0
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_what_is_skipped_for_nothing_kept_is_counted_as_that():
+    """``mem_reward.empty: skip``: three probes, of which one kept nothing after the memory and one nothing at all."""
+    table = [
+        reward(0, 2, 0.1, kept_full=2, kept_mem=1),
+        reward(1, 2, None, reason=None, kept_full=1, kept_mem=0, p_mem=None),
+        reward(2, 2, None, reason=None, kept_full=0, kept_mem=0, p_full=None, p_mem=None),
+    ]
+    figures = reward_figures(table)
+    assert figures["mem_reward/n"] == 1 and figures["p_full/n"] == 2 and figures["p_full/turn_2/mean"] == 0.5
+    assert figures["kept/nothing_full"] == pytest.approx(1 / 3) and figures["kept/nothing_mem"] == pytest.approx(2 / 3)
+    assert figures["kept/full"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert all(math.isfinite(value) for value in reward_figures(table[1:]).values())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from mempo.batch import collate
 from mempo.config import Config
 from mempo.records import Sample, Trajectory
 from mempo.samples import TurnReward, build
@@ -119,3 +122,55 @@ def test_a_cap_clips_the_final_reward():
     capped = config(mem_reward=PUBLISHED | {"reward_cap": 0.2})
     _, table = run(two_trajectories(), capped, PROBES)
     assert [row.mem_reward for row in table if row.mem_reward is not None] == [pytest.approx(0.1), -0.2]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_from_turns_to_tensors_each_token_has_its_own_signal(side: Literal["left", "right"]):
+    samples, _ = run(two_trajectories(), config(), PROBES)
+    batch = collate([samples["q/0/1"], samples["q/0/2"]], pad_id=9, side=side)
+    # turn 1: 3 + 2 tokens, turn 2: 5 + 4 with a memory on response tokens 1 and 2; both 0.70711, see the test above
+    outcome, memory = 0.5 / (math.sqrt(0.5) + 1e-6), 0.2 / (math.sqrt(0.08) + 1e-6)
+    padding = [0.0] * 4
+    first, second = [0.0] * 3 + [outcome] * 2, [0.0] * 5 + [outcome, outcome + memory, outcome + memory, outcome]
+    rows = [padding + first if side == "left" else first + padding, second]
+    assert batch.advantages.tolist() == [pytest.approx(row) for row in rows]
+    assert (batch.weights != 0).tolist() == [[value != 0 for value in row] for row in rows]
+    assert batch.advantages.sum().item() == pytest.approx(6 * outcome + 2 * memory)
+    assert (batch.old_logprobs != 0).tolist() == (batch.weights != 0).tolist()
+
+
+def test_groups_are_by_id_however_they_are_mixed_and_whatever_they_ask():
+    """Two ids with one text: each is compared with its own group, in blocks and interleaved alike."""
+    answers = {"a": ["Paris", "Rome"], "b": ["Paris", "Paris"]}
+    found = [
+        trajectory([turn(3, 2), turn(5, 4, (0, 2))], name, sample=i, answer=answer)
+        for name, group in answers.items()
+        for i, answer in enumerate(group)
+    ]
+    scores = {t.key: [turn_score(t, 1), turn_score(t, 2, [-0.1], [-0.1 * (i + 1)])] for i, t in enumerate(found)}
+    questions = {name: replace(question(), question_id=name) for name in answers}
+
+    def built(order: list[int]) -> dict[str, Sample]:
+        chosen = [found[index] for index in order]
+        flat = [score for t in chosen for score in scores[t.key]]
+        return {sample.key: sample for sample in build(chosen, questions, flat, config(), round_index=0)[0]}
+
+    apart, mixed = built([0, 1, 2, 3]), built([2, 0, 3, 1])
+    assert apart == mixed
+    outcome = 0.5 / (math.sqrt(0.5) + 1e-6)  # a: 1 and 0
+    assert [apart[f"{key}/1"].outcome_advantage for key in ("a/0", "a/1")] == pytest.approx([outcome, -outcome])
+    assert [apart[f"{key}/1"].outcome_advantage for key in ("b/0", "b/1")] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("status", ["tool_failed", "context_overflow"])
+def test_a_batch_with_nothing_to_train_on(status: str):
+    nothing = [trajectory([], sample=i, status=status, answer=None) for i in range(2)]
+    assert run(nothing, config(), {}) == ({}, [])
+
+
+@pytest.mark.parametrize("status", ["no_action", "max_turns", "truncated", "context_overflow"])
+def test_a_trajectory_without_an_answer_is_a_wrong_one(status: str):
+    unanswered = trajectory([turn(3, 2), turn(5, 4, (0, 2))], sample=1, status=status, answer=None)
+    samples, table = run([two_trajectories()[0], unanswered], config(), PROBES)
+    assert {row.score for row in table if row.sample_index == 1} == {0.0}
+    assert samples["q/1/2"].outcome_advantage == pytest.approx(-0.5 / (math.sqrt(0.5) + 1e-6))

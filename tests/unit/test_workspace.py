@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,7 @@ def test_what_changes_no_result_keeps_the_folder(tmp_path: Path):
 @pytest.mark.parametrize(
     "sections",
     [{"loop": {"seed": 1}}, {"optim": {"learning_rate": 2e-4}}, {"mem_reward": {"mask": "none"}},
-     {"runtime": {"num_threads": 1}}, {"rollout": {"temperature": 0.9}}],
+     {"runtime": {"num_threads": 2}}, {"rollout": {"temperature": 0.9}}],
 )  # fmt: skip
 def test_what_changes_results_starts_another(tmp_path: Path, sections: dict[str, object]):
     assert folder(tmp_path, **sections) != folder(tmp_path)
@@ -39,3 +43,50 @@ def test_the_resolved_configuration_is_written_first(tmp_path: Path):
     written = storage.read_json(run.config_file)
     assert written["config"]["loop"]["group_size"] == Config().loop.group_size
     assert written["versions"]["torch"].startswith("2.")
+
+
+def test_what_is_missing_is_named_with_what_makes_it(tmp_path: Path):
+    workspace = Workspace(tmp_path)
+    for path, command in (
+        (workspace.data, "prepare"),
+        (workspace.checkpoint("warmstart"), "warmstart"),
+        (workspace.checkpoint("grpo"), "train grpo"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"{path} is missing; `mempo {command}` makes it"):
+            workspace.require("warmstart", "grpo")
+        path.mkdir(parents=True)
+    workspace.require("warmstart", "grpo")
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mempo.config import Config
+from mempo.workspace import Workspace
+with Workspace(Path(sys.argv[1])).run("mempo", Config(), {}).alone():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes_never_work_on_one_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    # another setting is another run folder, but it would publish to the same checkpoint
+    run = Workspace(tmp_path).run("mempo", Config(loop={"seed": 1}), {})  # type: ignore[arg-type]
+    entered = threading.Event()
+
+    def second() -> None:
+        with run.alone():
+            entered.set()
+
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        with Workspace(tmp_path).run("grpo", Config(), {}).alone():
+            pass
+        assert not entered.wait(0.3)
+        holder.kill()  # a killed process lets go
+    waiting.join(30)
+    assert entered.is_set()
+    assert f"waiting for process {holder.pid}, which works on mempo" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "runs" / "mempo.lock").read_text() == str(os.getpid())

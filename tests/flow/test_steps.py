@@ -1,0 +1,96 @@
+"""Single steps of a run without a server: what they do when files are not as the last run left them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mempo import rollout, storage
+from mempo.config import Config
+from mempo.evaluation import EvaluationRow
+from mempo.records import Sample
+from mempo.workspace import Run, Workspace
+from tasks import evaluation, round as steps
+from tests.unit.builders import question
+
+
+@pytest.fixture
+def run(tiny_policy: Path, tmp_path: Path) -> Run:
+    """Three rounds of which nothing but the samples is left."""
+    workspace = Workspace(tmp_path)
+    shutil.copytree(tiny_policy, workspace.checkpoint("warmstart"))
+    made = workspace.run("mempo", Config.model_validate({"optim": {"learning_rate": 1e-3}}), {})
+    for index in range(3):
+        ids = [5 + index, 20, 30 + index, 40]
+        samples = [
+            Sample(f"q/{i}/1", ids, [0, 0, 1, 1], [0.0, 0.0, -3.0, -3.0], [0.0] * 4, sign, [0.0] * 4, 0.25)
+            for i, sign in enumerate((1.0, -1.0))
+        ]
+        storage.write_records(made.round(index) / "samples.parquet", samples)
+    return made
+
+
+def test_a_pruned_policy_is_made_again_to_the_bit(run: Run) -> None:
+    """After the kill of a folder, a shorter run, other rounds to check: the same updates from the nearest one left."""
+    first = {version: storage.content_hash(steps.remake(run, version)) for version in (1, 2, 3)}
+    assert len(set(first.values())) == 3
+    for gone in ((3,), (2, 3), (1, 2), (1, 2, 3)):
+        for version in gone:
+            shutil.rmtree(run.policy(version))
+        for version in gone:
+            assert storage.content_hash(steps.remake(run, version)) == first[version]
+    assert steps.remake(run, 0) == run.workspace.checkpoint("warmstart")
+
+
+def test_more_questions_than_the_split_has_are_refused(run: Run) -> None:
+    storage.write_records(run.workspace.data / "test.parquet", [question(str(i)) for i in range(3)])
+    config = Config.model_validate({"evaluation": {"num_questions": 4}})
+    with pytest.raises(ValueError, match=r"evaluation\.num_questions: test has 3, asked 4"):
+        evaluation.evaluate_policy.fn(run.workspace, "warmstart", run.policy(0), config)
+
+
+def test_evaluation_has_its_own_temperature_and_is_found_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = run.workspace.data
+    storage.write_records(data / "test.parquet", [question(str(i)) for i in range(2)])
+    (data / "corpus.jsonl").write_text('{"id": "1", "contents": "Ulm\\nUlm lies on the Danube."}\n')
+    collected: list[tuple[float, bool]] = []
+
+    async def collect(engine: Any, searcher: Any, questions: Any, config: Config, *, greedy: bool, **rest: Any) -> Any:
+        collected.append((config.rollout.temperature, greedy))
+        return await rollout.collect(engine, searcher, questions, config, greedy=greedy, **rest)
+
+    monkeypatch.setattr(evaluation, "collect", collect)
+
+    def rows(temperature: float) -> list[EvaluationRow]:
+        asked = {"num_questions": 2, "temperature": temperature}
+        config = Config.model_validate({"evaluation": asked, "rollout": {"max_response_tokens": 16}})
+        return evaluation.evaluate_policy.fn(run.workspace, "warmstart", run.policy(0), config)
+
+    hot = rows(1.0)
+    rows(0.5)
+    assert rows(1.0) == hot  # the third time from its file
+    assert collected == [(1.0, False), (1.0, True), (0.5, False), (0.5, True)]
+
+
+@pytest.mark.parametrize("name", ["rollouts.parquet", "questions.parquet"])
+def test_a_half_written_file_stops_a_step_by_its_name(run: Run, name: str) -> None:
+    storage.write_records(run.round(0) / "rollouts.parquet", [])
+    storage.write_records(run.round(0) / "questions.parquet", [question()])
+    path = run.round(0) / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=name):
+        steps.advantage.fn(run, 0)
+    assert not (run.round(0) / "advantage.json").exists()
+
+
+def test_leftovers_of_killed_writes_are_no_data(run: Run) -> None:
+    """The temporary files of ``storage`` are read by nothing, and the next write of the same name removes them."""
+    (run.folder / ".config.json.tmp").write_text('{"config": ')
+    (run.folder / ".policy_0001.tmp").mkdir()
+    found = run.workspace.run("mempo", run.config, {})
+    assert found.folder == run.folder and not run.policy(1).exists()
+    steps.remake(run, 1)
+    assert not (run.folder / ".policy_0001.tmp").exists()
