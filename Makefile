@@ -9,7 +9,7 @@ ARGS ?=
 export PIP_NO_CACHE_DIR ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-PIP := $(VENV)/bin/python -m pip install --quiet $(PIP_ARGS)
+PIP := $(VENV)/bin/python -m pip install --quiet --quiet $(PIP_ARGS)
 MEMPO := $(VENV)/bin/mempo
 MADE := $(VENV)/.made
 

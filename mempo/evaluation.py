@@ -65,10 +65,22 @@ def rows(
     return found
 
 
+def counted(found: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """Rows that speak of the policy: a failed tool is no wrong answer. Raises ``ValueError`` where none is left."""
+    kept = [row for row in found if row.status != "tool_failed"]
+    if not kept:
+        raise ValueError(f"the search tool failed in all {len(found)} trajectories")
+    return kept
+
+
+def mean_em(found: Sequence[EvaluationRow]) -> float:
+    return fmean(row.em for row in counted(found))
+
+
 def summary(found: Sequence[EvaluationRow]) -> dict[str, float]:
     """The figures of one policy: sampled ones under plain names, greedy ones under ``..._greedy``."""
-    sampled = [row for row in found if not row.greedy]
-    greedy = [row for row in found if row.greedy]
+    sampled = counted([row for row in found if not row.greedy])
+    greedy = counted([row for row in found if row.greedy])
     return {
         "em": fmean(row.em for row in sampled),
         "em_greedy": fmean(row.em for row in greedy),
@@ -81,4 +93,5 @@ def summary(found: Sequence[EvaluationRow]) -> dict[str, float]:
         "total_tokens": fmean(row.total_tokens for row in sampled),
         "peak_tokens": fmean(row.peak_tokens for row in sampled),
         "num_questions": len({row.question_id for row in sampled}),
+        "tool_failed": fmean(row.status == "tool_failed" for row in found),
     }

@@ -100,7 +100,7 @@ def advantage(run: Run, round_index: int) -> Figures:
     storage.write_records(folder / "rewards.parquet", table)
     storage.write_records(folder / "samples.parquet", built)
     answered = evaluation.rows(run.name, trajectories, questions, run.config, greedy=False)
-    figures = {"em": sum(row.em for row in answered) / len(answered)}
+    figures = {"em": evaluation.mean_em(answered)}
     return figures | {"mem_weight": run.config.advantage.weight_at(round_index)} | rounds.reward_figures(table)
 
 
@@ -147,11 +147,8 @@ def _check(run: Run, round_index: int) -> Figures:
                 round_index=0, seed=run.config.evaluation.seed, greedy=True, samples=1, progress=advance,
             )
         )  # fmt: skip
-    found = evaluation.rows(run.name, trajectories, rounds.by_question(questions), run.config, greedy=True)
-    return {
-        "em_greedy": sum(row.em for row in found) / len(found),
-        "f1_greedy": sum(row.f1 for row in found) / len(found),
-    }
+    answered = evaluation.rows(run.name, trajectories, rounds.by_question(questions), run.config, greedy=True)
+    return {"em_greedy": evaluation.mean_em(answered)}
 
 
 def check(run: Run, round_index: int) -> None:

@@ -15,7 +15,8 @@ data: {num_countries: 120, num_cities: 200, num_train: 64, num_dev: 4, num_test:
 model: {vocab_size: 1024, hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 4, window: 1024}
 prompt: {}
 format: {require_memory: true}
-warmstart: {num_steps: 400, copy_steps: 1, batch_size: 8, learning_rate: 3e-3, warmup_steps: 20, save_every: 100, num_threads: 1}
+warmstart:
+  {num_steps: 400, copy_steps: 1, batch_size: 8, learning_rate: 3e-3, warmup_steps: 20, save_every: 100, num_threads: 1}
 search: {}
 rollout: {}
 scoring: {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mempo.config import Config
 from mempo.evaluation import rows, summary
 from tests.unit.builders import question, trajectory, turn
@@ -24,6 +26,17 @@ def test_rows_and_summary():
     assert figures["em"] == 0.5 and figures["em_greedy"] == 1.0
     assert figures["em_mean"] == 0.75 and figures["format_rate"] == 0.5
     assert figures["total_tokens"] == 10.0 and figures["num_questions"] == 2
+
+
+def test_a_failed_tool_is_no_wrong_answer():
+    right = trajectory([turn(3, 2)])
+    failed = trajectory([turn(3, 2)], "two", answer=None, status="tool_failed")
+    questions = {"q": question(), "two": question("two")}
+    found = [row for greedy in (False, True) for row in rows("p", [right, failed], questions, Config(), greedy=greedy)]
+    figures = summary(found)
+    assert figures["em"] == 1.0 and figures["num_questions"] == 1 and figures["tool_failed"] == 0.5
+    with pytest.raises(ValueError, match="failed in all 1"):
+        summary([row for row in found if row.status == "tool_failed" and row.greedy])
 
 
 def test_no_answer_scores_nothing():
