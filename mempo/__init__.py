@@ -1,3 +1,3 @@
-"""Memory-aware policy optimization: reinforcement learning for agents that carry their own memory from turn to turn."""
+"""MemPO: reinforcement learning for agents that write their own memory from turn to turn (arXiv 2603.00680)."""
 
 __version__ = "0.1.0"
