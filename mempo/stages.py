@@ -103,7 +103,7 @@ def demo(
 
 @stages.command()
 def ask(
-    question: Annotated[str, typer.Argument(help="As the data asks: What is first the capital of the country of Chicago; second ...?")],
+    question: Annotated[str, typer.Argument(help="Best worded as in the data, see README.md.")],
     policy: Annotated[str, typer.Option(help="A policy's name, or a Hugging Face folder.")] = "mempo",
     greedy: Annotated[bool, typer.Option(help="The most probable token instead of a sampled one.")] = True,
     seed: Annotated[int, typer.Option(help="Of a sampled answer.")] = 0,

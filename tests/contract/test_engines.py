@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_policy, make_tokenizer
 
 from mempo.config import Runtime
 from mempo.engines import Engine, Generation, Sampling, open_engine
 from mempo.packing import TokenTree, chain
 from mempo.prompts import encode_frame
+from tests.tiny import make_policy, make_tokenizer
 
 ENGINES = ("hf",)
 SAMPLED = Sampling(temperature=1.0, max_tokens=12)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_tokenizer
 from hypothesis import given, strategies as st
 
 from mempo.config import Runtime
@@ -22,6 +21,7 @@ from mempo.engines.decoding import sample
 from mempo.engines.hf import HFEngine
 from mempo.engines.prefixes import _segments, shared_starts
 from mempo.packing import TokenTree, chain
+from tests.tiny import make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_tokenizer
 
 from mempo import prompts
 from mempo.config import Config, Format, Loop, Rollout, Runtime, Search
@@ -17,6 +16,7 @@ from mempo.packing import TokenTree
 from mempo.records import FinishReason, Question, Trajectory
 from mempo.rollout import collect, turn_seed
 from mempo.search import ToolError
+from tests.tiny import make_tokenizer
 
 SEARCH = "<think>a</think><search>river of Ulm</search>"
 SEARCH_2 = "<mem>Danube</mem><think>b</think><search>river of Paris</search>"

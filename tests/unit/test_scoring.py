@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import conftest
 import pytest
 import torch
-from conftest import make_policy, make_tokenizer
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import normalizers
 
@@ -21,6 +19,8 @@ from mempo.packing import TokenTree
 from mempo.records import Question, Trajectory, Turn, TurnScore
 from mempo.scoring import score
 from mempo.storage import write_json
+from tests import tiny
+from tests.tiny import make_policy, make_tokenizer
 
 RUNTIME = Runtime(num_threads=1)
 FRANCE = Question("france", "What is the capital of France?", [["Paris", "paris"], ["Yen"]])
@@ -288,7 +288,7 @@ def test_the_probe_is_the_text_and_its_offsets_find_the_gold(tiny_tokenizer: Any
 def merging(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tokenizer in which tags are text, and tag edges merge with their neighbours, as in real vocabularies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conftest, "TEXT", (*conftest.TEXT, "</mem><think> </mem>\n <answer> .</mem> " * 40))
+        patch.setattr(tiny, "TEXT", (*tiny.TEXT, "</mem><think> </mem>\n <answer> .</mem> " * 40))
         tokenizer = make_tokenizer(600, tags=False)
     pieces = tokenizer.tokenize("x.</mem><think>")
     assert "><" in pieces and ".</" in pieces, pieces
