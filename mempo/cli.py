@@ -24,7 +24,7 @@ class Commands(TyperGroup):
 
         try:
             return super().invoke(ctx)
-        except (ValueError, ServiceError, StageFailed, FileNotFoundError) as error:
+        except (ValueError, ServiceError, StageFailed, OSError) as error:
             typer.secho(f"mempo: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
 
@@ -101,7 +101,9 @@ def config(
     from mempo.params import load_config
 
     values = load_config(params, settings or (), policy=policy).model_dump(mode="json")
-    YAML(typ="safe", pure=True).dump(values, sys.stdout)
+    printer = YAML(typ="safe", pure=True)
+    printer.default_flow_style = False
+    printer.dump(values, sys.stdout)
 
 
 def status_line() -> Callable[[str], None]:

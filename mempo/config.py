@@ -61,6 +61,14 @@ class Model(Section):
     num_heads: Count = 4
     window: Count = 1024
 
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Model:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"model.hidden_size: {self.hidden_size} does not divide into {self.num_heads} heads of an even size"
+            )
+        return self
+
 
 class Prompt(Section):
     """``system`` under the context rules ``memory`` and ``none``; ``system_full`` under ``full``.

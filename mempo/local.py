@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,10 +107,20 @@ def clean() -> list[str]:
         else:
             continue
         done.append(f"removed {path}")
+    lock = root / "dvc.lock"
+    if lock.exists() and not _in_git(lock):
+        lock.unlink()
+        done.append(f"removed {lock}")
     for folder in (state, root / "data"):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return done
+
+
+def _in_git(path: Path) -> bool:
+    """Whether git keeps ``path``: then it is the user's, whoever made it."""
+    asked = ["git", "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +16,7 @@ from mempo.quality import Chain, memory_quality
 from mempo.records import Question, Trajectory, TurnScore
 from mempo.rounds import by_question
 
+_COLUMNS = [field.name for field in fields(samples.TurnReward)]  # a round may have no turn at all
 # What the stored probes depend on: another value needs another forward pass.
 PROBED = ("prompt", "format", "rollout", "scoring", "model", "data")
 
@@ -42,7 +43,7 @@ def rescore(run_folder: Path, config: Config, truth: Mapping[str, list[Chain]]) 
         scores = storage.read_records(folder / "scores.parquet", TurnScore)
         index = int(folder.name.removeprefix("round_"))
         _, table = samples.build(trajectories, questions, scores, config, round_index=index)
-        found = pd.DataFrame([asdict(row) for row in table]).assign(round=index)
+        found = pd.DataFrame([asdict(row) for row in table], columns=_COLUMNS).assign(round=index)
         tables.append(
             found.merge(_qualities(trajectories, truth), on=["question_id", "sample_index", "turn"], how="left")
         )

@@ -120,7 +120,7 @@ def head_start(decoder: Any) -> None:
     slots = _orthogonal(width).split(size, dim=1)  # [width, size] each: where it is kept
     decoder.embed_tokens.weight.mul_(SCALE)
     first = decoder.layers[0].self_attn
-    for head, (offset, kind) in enumerate(LOOKS):
+    for head, (offset, kind) in enumerate(LOOKS[:heads]):
         rows = slice(head * size, (head + 1) * size)
         angle = frequencies * offset
         first.q_proj.weight[rows] = 0.0

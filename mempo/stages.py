@@ -118,10 +118,12 @@ def ask(
     from mempo.workspace import Workspace
 
     local.settle()
-    known = policy in load_config(root / "params.yaml", settings or ()).policies
-    config = load_config(root / "params.yaml", settings or (), policy=policy if known else None)
+    policies = load_config(root / "params.yaml", settings or ()).policies
+    named = policy in policies or policy == "warmstart"
+    if not named and "/" not in policy and not Path(policy).exists():
+        raise typer.BadParameter(f"{policy}: no folder and no policy; known: warmstart, {', '.join(policies)}")
+    config = load_config(root / "params.yaml", settings or (), policy=policy if policy in policies else None)
     workspace = Workspace(root)
-    named = known or policy == "warmstart"
     workspace.require(*([policy] if named else []))
     folder = workspace.checkpoint(policy) if named else Path(policy)
     corpus = workspace.data / "corpus.jsonl"

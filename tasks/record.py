@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 
 from mempo import figures as drawing, storage
+from mempo.samples import TurnReward
 from mempo.workspace import Run
 from tasks import tracking
 from tasks.round import PROCESS, Figures, remake
@@ -82,7 +84,9 @@ def _log_pictures(run: Run, opened: tracking.TrackedRun, round_index: int) -> No
 def rewards_table(run: Run, last_round: int) -> pd.DataFrame:
     """Every turn's reward of rounds 0 to ``last_round``, one row a turn."""
     tables = [pd.read_parquet(run.round(i) / "rewards.parquet").assign(round=i) for i in range(last_round + 1)]
-    return pd.concat(tables, ignore_index=True)
+    # A round without a turn, every question longer than its limit, is a file without columns.
+    columns = [*(field.name for field in fields(TurnReward)), "round"]
+    return pd.concat(tables, ignore_index=True).reindex(columns=columns)
 
 
 def round_figures(run: Run, round_index: int) -> Figures:

@@ -219,6 +219,18 @@ def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path, monkeypatc
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["data/own/facts.jsonl", "mine/letter", "params.yaml"]
     assert local.clean() == []
+    (tmp_path / "dvc.lock").touch()
+    assert local.clean() == [f"removed {tmp_path / 'dvc.lock'}"]
+
+
+def test_clean_leaves_a_lock_file_that_git_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMPO_STATE", str(tmp_path / "mine"))
+    for name in ("params.yaml", "dvc.lock"):
+        (tmp_path / name).touch()
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "dvc.lock"], check=True)
+    assert local.clean() == []
 
 
 def test_services_are_written_whole(state: Path) -> None:

@@ -99,3 +99,12 @@ def test_before_any_training_it_leans_towards_copying(policy: Path) -> None:
         for t in (i for i, on in enumerate(sample.loss_mask) if on):
             ranks.append(int((logits[t - 1] > logits[t - 1, sample.token_ids[t]]).sum()))
     assert sorted(ranks)[len(ranks) // 2] < 20
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_any_number_of_heads_gets_its_share_of_the_circuit(policy: Path, tmp_path: Path, heads: int):
+    folder = tmp_path / "policy"
+    scratch.build_policy(Model(vocab_size=400, num_heads=heads), policy.parent / "tokenizer.json", folder, seed=0)
+    model = loader.load_model(folder, Runtime())
+    biases = model.model.layers[0].self_attn.k_proj.bias.reshape(heads, -1)
+    assert int((biases.abs().sum(dim=1) > 0).sum()) == min(heads, 4)
