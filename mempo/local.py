@@ -139,7 +139,7 @@ def _defaults(state: Path) -> dict[str, str]:
     return {
         "MEMPO_STATE": str(state),
         "DO_NOT_TRACK": "true",
-        # Threads that wait asleep: two spinning ones beside another program took 0.57 s a warm start step, not 0.32.
+        # Threads that wait asleep: spinning ones slow each other down as soon as another program wants a core.
         "OMP_WAIT_POLICY": "PASSIVE",
         "PREFECT_HOME": f"{state}/prefect",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
