@@ -53,7 +53,7 @@ def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore
         for old, mine in zip(score.old_logprobs, row, strict=True)
     ]
     figures: dict[str, float] = {"probes": sum(score.reason is None for score in scores)}
-    return figures | ({"sampler_gap": math.expm1(max(gaps))} if any(gaps) else {})
+    return figures | ({"sampler_gap": math.expm1(max(map(abs, gaps)))} if any(gaps) else {})
 
 
 def reward_figures(table: Sequence[TurnReward]) -> dict[str, float]:

@@ -42,6 +42,7 @@ def update(
     if steps and config.loss.old_logprobs == "sampler":
         # Before the first step trainer and sampler are the same policy: what differs is arithmetic.
         figures["sampler_gap"] = steps[0]["ratio_max"] - 1.0
+        figures["sampler_kl"] = steps[0]["approx_kl"]  # grows with a gap to either side
     return figures
 
 
