@@ -44,8 +44,9 @@ def memory_advantages(
     pool: Pool = "question",
     single: Single = "raw",
     std_floor: float = 0.0,
+    normalize_std: bool = True,
 ) -> list[list[float]]:
-    """(reward - pool mean) / (unbiased pool std + 1e-6) for each segment of each trajectory.
+    """(reward - pool mean) / (unbiased pool std + 1e-6), or reward - mean, for each segment of each trajectory.
 
     Pools: all rewards of a question (``question``), of a question at one turn index (``question_turn``, needs
     ``turns``, shaped like ``rewards``), of the batch. A pool of one keeps reward / (1 + 1e-6) (``raw``, published) or
@@ -60,8 +61,9 @@ def memory_advantages(
         mean, std = _mean_std(values)
         if (len(values) == 1 and single == "zero") or (len(values) > 1 and std < std_floor):
             continue
+        scale = std + EPS if normalize_std else 1.0
         for index, value in pooled:
-            advantages[index] = (value - mean) / (std + EPS)
+            advantages[index] = (value - mean) / scale
     remaining = iter(advantages)
     return [[next(remaining) for _ in row] for row in rewards]
 
@@ -76,6 +78,34 @@ def gates(outcomes: Sequence[float], outcome_advantages: Sequence[float], *, rul
     if rule == "outcome_correct":
         return [float(outcome >= 1.0) for outcome in outcomes]
     return [1.0] * len(outcomes)
+
+
+def unit_variance(
+    outcome_advantages: Sequence[float],
+    memory_advantages: Sequence[Sequence[float]],
+    rewards: Sequence[Sequence[float | None]],
+) -> list[list[float]]:
+    """What to add to the outcome advantage so that the sum on segments has a root mean square of 1.
+
+    ``memory_advantages`` come weighted and gated. Over segments with a reward: sum = outcome + memory, rms = sqrt(mean
+    sum^2); the result is sum / rms - outcome. Others, and all where rms is 0, stay as they are.
+    """
+    sums = [
+        outcome + memory
+        for outcome, row, given in zip(outcome_advantages, memory_advantages, rewards, strict=True)
+        for memory, reward in zip(row, given, strict=True)
+        if reward is not None
+    ]
+    rms = math.sqrt(math.fsum(value**2 for value in sums) / len(sums)) if sums else 0.0
+    if rms == 0.0:
+        return [list(row) for row in memory_advantages]
+    return [
+        [
+            (outcome + memory) / rms - outcome if reward is not None else memory
+            for memory, reward in zip(row, given, strict=True)
+        ]
+        for outcome, row, given in zip(outcome_advantages, memory_advantages, rewards, strict=True)
+    ]
 
 
 def span_advantages(num_tokens: int, spans: Sequence[tuple[int, int]], values: Sequence[float]) -> list[float]:

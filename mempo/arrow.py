@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,28 @@ def read_parquet(path: Path, cls: type[Record]) -> list[Record]:
         return [record for batch in table.to_batches() for record in from_arrow(batch.to_struct_array(), cls)]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Each row of anyone's Parquet file as what reads it into plain Python, of ``columns`` those that are there.
+
+    A row that cannot be read raises ``ValueError`` when it is; a damaged file raises it naming the file.
+    """
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        wanted = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches(batch_size=64, columns=wanted):
+            for index in range(batch.num_rows):
+                yield partial(_plain_row, batch.slice(index, 1))
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a whole Parquet file: {error}") from error
+
+
+def _plain_row(row: pa.RecordBatch) -> dict[str, Any]:
+    try:
+        return {name: row.column(index).to_pylist()[0] for index, name in enumerate(row.schema.names)}
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"not readable: {error}") from error
 
 
 def schema_of(cls: type) -> pa.Schema:

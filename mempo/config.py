@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
-SCHEMA = 1
+SCHEMA = 2
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -28,6 +28,7 @@ def _policy_name(name: str) -> str:
 
 PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts
 Context = Literal["memory", "full", "none"]
+Mix = Literal["easy", "hard", "general"]
 
 
 class Section(BaseModel):
@@ -41,7 +42,7 @@ class Data(Section):
     num_cities: Count = 500
     max_cities_per_country: Count = 20
     max_name_tokens: Count = 2
-    mix: Literal["easy", "hard", "general"] = "easy"
+    mix: Mix = "easy"
     num_train: Count = 4096
     num_dev: Count = 128
     num_test: Count = 512
@@ -87,12 +88,13 @@ class Format(Section):
 class Warmstart(Section):
     """``num_steps`` optimiser steps, of which a policy from scratch spends the first ``copy_steps`` on copying alone.
 
+    ``num_steps`` 0 takes the starting policy as it is: the format is then taught by the reward alone.
     Of the demonstrations, ``drop_oldest`` lose their oldest memory item once; ``forget`` is the chance of any older
     item in any rewrite, ``wrong_field`` that of any answer read from a document.
     """
 
     seed: int = 0
-    num_steps: Count = 1800
+    num_steps: Annotated[int, Field(ge=0)] = 1800
     copy_steps: Annotated[int, Field(ge=0)] = 300
     batch_size: Count = 32
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
@@ -130,8 +132,19 @@ class Rollout(Section):
 
 
 class Scoring(Section):
+    """What the scoring pass asks: each of these needs forward passes of its own (``mempo rescore --score``).
+
+    ``full_scorer``: whose weights give p_full, the sampling policy's or the frozen starting policy's; the latter costs
+    the actor's pass too, which tells the drift. ``lookahead`` k: p_mem is the discounted mean over j = 1..k of
+    p(answer | first prompt, memory, observations of turns t..t+j-1). ``aliases``: p of the first wording of the answer,
+    of the most probable on each side, or the mean over up to ``probes.MAX_PROBES`` wordings.
+    """
+
     mode: Literal["packed", "padded"] = "packed"
     baseline: Literal["history", "seen"] = "history"
+    full_scorer: Literal["actor", "reference"] = "actor"
+    lookahead: Annotated[int, Field(ge=0, le=8)] = 0
+    aliases: Literal["first", "best", "mean"] = "first"
     max_tree_tokens: Count = 512
 
 
@@ -143,6 +156,11 @@ class Reward(Section):
 
 
 class MemReward(Section):
+    """From stored log-probabilities to the reward, see ``mem_reward``.
+
+    ``ill_formed``: whether the memory of a turn that is not well-formed has a signal.
+    """
+
     threshold: Annotated[float, Field(ge=0, lt=1)] = 0.5
     quantile: Annotated[float, Field(ge=0, lt=1)] | None = None
     mask: Literal["independent", "shared", "none"] = "independent"
@@ -155,14 +173,41 @@ class MemReward(Section):
     length_penalty: NonNegative = 0.0
     max_mem_tokens: Count = 128
     return_horizon: Annotated[int, Field(ge=0)] = 0
-    discount: Share = 1.0
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    ill_formed: Literal["keep", "drop"] = "keep"
+
+    @model_validator(mode="after")
+    def _every_value_counts(self) -> MemReward:
+        if self.quantile is not None and self.mask == "none":
+            raise ValueError("mem_reward.quantile: nothing is filtered where mem_reward.mask is none")
+        if not self.separators and self.answer_tokens == "last_four":
+            raise ValueError(
+                "mem_reward.separators: the rule mem_reward.answer_tokens: last_four cannot leave them out"
+            )
+        return self
+
+    @property
+    def reads_p_full(self) -> bool:
+        """Whether the full side has a say in the reward: in the comparison, or in which tokens or turns count."""
+        if self.kind not in ("p_mem", "increment"):
+            return True
+        filtered = self.mask == "shared" or self.quantile is not None
+        return filtered or (self.mask == "independent" and self.empty == "skip")
 
 
 class Advantage(Section):
+    """See ``advantages``. ``normalize_std`` speaks of the outcome, ``mem_normalize_std`` of the memory.
+
+    Without it memories that are all alike have advantages near 0, not of unit variance. ``unit_variance``: on memory
+    tokens outcome + memory is divided by its root mean square.
+    """
+
     normalize_std: bool = True
     pool: Literal["question", "question_turn", "batch"] = "question"
     single: Literal["raw", "zero"] = "raw"
     std_floor: NonNegative = 0.0
+    mem_normalize_std: bool = True
+    unit_variance: bool = False
     mem_weight: NonNegative = 1.0
     anneal_rounds: Annotated[int, Field(ge=0)] = 0
     gate: Literal["none", "outcome_nonnegative", "outcome_correct"] = "none"
@@ -228,6 +273,27 @@ class Tracking(Section):
     figure_every: Count = 8
 
 
+class Diagnose(Section):
+    """Every so many rounds (0: never), known good and bad memories in the place of ``num_turns`` turns at most."""
+
+    every: Annotated[int, Field(ge=0)] = 8
+    num_turns: Count = 128
+
+
+class Ablate(Section):
+    """``variants`` x ``seeds`` x ``mixes``, ``workers`` trainings at a time; ``targets``: the EM whose cost is told.
+
+    A variant is what a policy is: its differences from the settings above.
+    """
+
+    mixes: Annotated[list[Mix], Field(min_length=1)] = ["easy"]
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    workers: Count = 2
+    targets: dict[str, Share] = {"easy": 0.7, "hard": 0.4}
+    baselines: Annotated[list[PolicyName], Field(min_length=1)] = ["grpo"]
+    variants: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
+
+
 class Config(Section):
     data: Data = Data()
     model: Model = Model()
@@ -246,6 +312,8 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     runtime: Runtime = Runtime()
     tracking: Tracking = Tracking()
+    diagnose: Diagnose = Diagnose()
+    ablate: Ablate = Ablate()
     preset: Literal["published"] | None = None
     policies: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
 
@@ -260,6 +328,19 @@ class Config(Section):
             )
         if self.rollout.context == "full" and self.format.require_memory:
             raise ValueError("format.require_memory: must be false where rollout.context is 'full'")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_asked_is_read(self) -> Config:
+        s, m = self.scoring, self.mem_reward
+        if m.discount < 1 and m.return_horizon == s.lookahead == 0:
+            raise ValueError(
+                f"mem_reward.discount: {m.discount} discounts nothing, "
+                "mem_reward.return_horizon and scoring.lookahead are both 0"
+            )
+        other = "full_scorer" if s.full_scorer == "reference" else "baseline" if s.baseline == "seen" else None
+        if other and self.uses_memory_reward and not m.reads_p_full:
+            raise ValueError(f"scoring.{other}: does nothing where mem_reward.kind is {m.kind}, which reads no p_full")
         return self
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Literal
 
 from mempo.rewards import CJK, GoldenAnswers
@@ -56,12 +57,30 @@ def memory_reward(
     pairs = [(f, m) for f, m, on in zip(full_logprobs, mem_logprobs, answer_mask, strict=True) if on]
     if any(math.isnan(logprob) for pair in pairs for logprob in pair):
         raise ValueError("NaN among the log-probabilities of a probe")
-    full, mem = _kept(pairs, threshold, mask)
+    kept = kept_masks(full_logprobs, mem_logprobs, answer_mask, threshold=threshold, mask=mask)
+    full, mem = (list(compress(side, on)) for side, on in zip((full_logprobs, mem_logprobs), kept, strict=True))
     p_full, p_mem = _probability(full, average, empty), _probability(mem, average, empty)
     reward = None
     if p_full is not None and p_mem is not None:
         reward = _clip(_compare(p_full, p_mem, kind), reward_cap)
     return MemoryReward(p_full, p_mem, reward, len(full), len(mem))
+
+
+def kept_masks(
+    full_logprobs: Sequence[float],
+    mem_logprobs: Sequence[float],
+    answer_mask: Sequence[int],
+    *,
+    threshold: float,
+    mask: Mask,
+) -> tuple[list[int], list[int]]:
+    """1 for the tokens that count after the history and after the memory, by the rules of ``memory_reward``."""
+    floor = math.log(threshold) if threshold > 0 else -math.inf
+    full, mem = ([mask == "none" or logprob > floor for logprob in side] for side in (full_logprobs, mem_logprobs))
+    if mask == "shared":
+        full = mem = [f or m for f, m in zip(full, mem, strict=True)]
+    on_full, on_mem = ([int(on and kept) for on, kept in zip(answer_mask, side, strict=True)] for side in (full, mem))
+    return on_full, on_mem
 
 
 def turn_rewards(
@@ -146,15 +165,6 @@ def last_four_mask(num_probe_tokens: int, num_core_tokens: int) -> list[int]:
     """
     end = num_probe_tokens - TAIL_TOKENS
     return [int(end - num_core_tokens <= i < end) for i in range(num_probe_tokens)]
-
-
-def _kept(pairs: Sequence[tuple[float, float]], threshold: float, mask: Mask) -> tuple[list[float], list[float]]:
-    if mask != "none":
-        floor = math.log(threshold) if threshold > 0 else -math.inf
-        if mask == "independent":
-            return [f for f, _ in pairs if f > floor], [m for _, m in pairs if m > floor]
-        pairs = [pair for pair in pairs if max(pair) > floor]
-    return [f for f, _ in pairs], [m for _, m in pairs]
 
 
 def _probability(kept: Sequence[float], average: Average, empty: Empty) -> float | None:

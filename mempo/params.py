@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 PUBLISHED: dict[str, dict[str, Any]] = {
     # The published code's side of every switch in docs/algorithm.md.
     "format": {"require_memory": False},
-    "scoring": {"baseline": "history"},
+    "scoring": {"baseline": "history", "full_scorer": "actor", "lookahead": 0, "aliases": "first"},
     "reward": {"kind": "em", "normalizer": "squad", "format_credit": 0.0, "require_format": True},
     "mem_reward": MemReward(answer_tokens="last_four").model_dump(),
     "advantage": Advantage().model_dump(),
@@ -33,17 +33,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 # What policies are compared on, or start from: a difference in one policy would reach nothing, or spoil the comparison.
-SHARED = {"data", "model", "warmstart", "evaluation", "policies"}
+SHARED = {"data", "model", "warmstart", "evaluation", "ablate", "policies"}
 
 
 def load_config(
-    path: Path | str = "params.yaml", overrides: Iterable[str] = (), *, policy: str | None = None
+    path: Path | str | None = "params.yaml", overrides: Iterable[str] = (), *, policy: str | None = None
 ) -> Config:
-    """Read and check ``path``; ``overrides`` are ``section.key=value`` with YAML values. Raises ``ConfigError``.
+    """Read and check ``path``, if any; ``overrides`` are ``section.key=value`` with YAML values.
 
-    Precedence, last wins: defaults, the file, ``preset``, the policy's own overrides, ``overrides``.
+    Precedence, last wins: defaults, the file, ``preset``, the policy's own overrides, ``overrides``. Raises
+    ``ConfigError``.
     """
-    values = _read_yaml(Path(path))
+    values = {} if path is None else _read_yaml(Path(path))
     settings = [_parse_override(text) for text in overrides]
     preset = next((value for keys, value in reversed(settings) if keys == ["preset"]), values.get("preset"))
     if preset == "published":

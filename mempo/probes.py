@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mempo import mem_reward, tags
 from mempo.packing import TokenTree
 from mempo.prompts import PROBE_HEAD, PROBE_TAIL, encode_frame, encode_text
 from mempo.records import Question, Turn
+
+MAX_PROBES = 8  # wordings of one answer: each costs its tokens again in every context
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,16 @@ class Probe:
     offsets: list[tuple[int, int]]
     gold_spans: list[tuple[int, int]]
     core_tokens: int
+
+
+def wordings(question: Question, aliases: str) -> list[Question]:
+    """The question once for each wording of its answer that is scored: number i takes alias i of every objective.
+
+    An objective with fewer takes its last; at most ``MAX_PROBES``, equal ones once; ``aliases`` ``first``: one.
+    """
+    golds = question.golden_answers
+    count = 1 if aliases == "first" else min(MAX_PROBES, max(map(len, golds)))
+    return [replace(question, golden_answers=[[g[min(i, len(g) - 1)]] for g in golds]) for i in range(count)]
 
 
 def make_probe(tokenizer: Any, question: Question) -> Probe:
@@ -48,13 +60,15 @@ def make_probe(tokenizer: Any, question: Question) -> Probe:
 def segment_ids(tokenizer: Any, turn: Turn, number: int) -> list[int]:
     """The tokens of ``<mem>..</mem>`` as sampled; one that also holds characters outside gives way to its inside ones.
 
-    ``number`` counts turns from 1. Empty where the turn has no segment.
+    A span from published marks that is not the text's is taken as it stands. ``number`` counts turns from 1. Empty
+    where the turn has no segment.
     """
     if turn.mem_span is None:
         return []
     text, offsets = tags.token_offsets(tokenizer, turn.response_ids)
     inside = tags.parse_turn(turn.text, number).memory_chars
-    assert inside is not None, "mem_span came from the same parse"
+    if inside is None or tags.token_span(offsets, inside) != turn.mem_span:
+        return turn.response_ids[slice(*turn.mem_span)]  # published marks: taken as they stand
     ids: list[int] = []
     for index in range(*turn.mem_span):
         start, end = offsets[index]
@@ -65,11 +79,13 @@ def segment_ids(tokenizer: Any, turn: Turn, number: int) -> list[int]:
     return ids
 
 
-def full_tree(turns: Sequence[Turn], scored: Sequence[int], probe_ids: Sequence[int], baseline: str) -> TokenTree:
-    """One trajectory: its history once as the trunk, and a copy of the probe before the generation of each scored turn.
+def full_tree(
+    turns: Sequence[Turn], scored: Sequence[int], probes: Sequence[Sequence[int]], baseline: str
+) -> TokenTree:
+    """One trajectory: its history once as the trunk, a copy of each probe before the generation of each scored turn.
 
-    ``history``: the probe follows every token before the turn, the turn's own output left out. ``seen``: it follows the
-    turn's own ``prompt_ids``. ``scored`` are rising indices into ``turns``.
+    ``history``: the probes follow every token before the turn, the turn's own output left out. ``seen``: they follow
+    the turn's own ``prompt_ids``. ``scored`` are rising indices into ``turns``. Targets: turn by turn, probe by probe.
     """
     first = turns[0].prompt_ids
     tree = TokenTree()
@@ -82,22 +98,33 @@ def full_tree(turns: Sequence[Turn], scored: Sequence[int], probe_ids: Sequence[
             done, branch = index, trunk
         else:
             branch = tree.add(turns[index].prompt_ids[len(first) :], parent=root)
-        tree.add(probe_ids, parent=branch, target=True)
+        for probe in probes:
+            tree.add(probe, parent=branch, target=True)
     return tree
 
 
 def memory_trees(
-    first_prompt: Sequence[int], segments: Sequence[Sequence[int]], probe_ids: Sequence[int], max_tokens: int
+    first_prompt: Sequence[int],
+    branches: Sequence[Sequence[Sequence[int]]],
+    probes: Sequence[Sequence[int]],
+    max_tokens: int,
 ) -> list[TokenTree]:
-    """One question: its first prompt as the trunk, a branch of segment + probe for each segment.
+    """One question: its first prompt as the trunk, a branch for each memory.
 
-    The next tree begins where a branch would pass ``max_tokens``; every tree holds at least one branch.
+    A branch is a segment and the observations that look-ahead lets follow it; after each of these pieces stands a copy
+    of each probe. The next tree begins where a branch would pass ``max_tokens``; every tree holds at least one branch.
+    Targets: branch by branch, piece by piece, probe by probe.
     """
     trees: list[TokenTree] = []
-    for segment in segments:
-        if not trees or len(trees[-1]) + len(segment) + len(probe_ids) > max_tokens:
+    asked = sum(map(len, probes))
+    for pieces in branches:
+        size = sum(map(len, pieces)) + len(pieces) * asked
+        if not trees or len(trees[-1]) + size > max_tokens:
             trees.append(TokenTree())
             trees[-1].add(first_prompt)
-        end = trees[-1].add(segment, parent=len(first_prompt) - 1)
-        trees[-1].add(probe_ids, parent=end, target=True)
+        end = len(first_prompt) - 1
+        for piece in pieces:
+            end = trees[-1].add(piece, parent=end)
+            for probe in probes:
+                trees[-1].add(probe, parent=end, target=True)
     return trees

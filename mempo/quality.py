@@ -21,19 +21,18 @@ def memory_quality(memory: str, chains: Sequence[Chain], observations: Sequence[
     >>> memory_quality("country France", [lyon, norway], ["Lyon: country France.", "Norway: capital Oslo."])
     0.5
     """
-    needed = [value for chain in chains if (value := _furthest(chain, observations)) is not None]
+    needed = [chain[hops - 1][1] for chain in chains if (hops := known_hops(chain, observations))]
     if not needed:
         return None
     return sum(_holds(memory, value) for value in needed) / len(needed)
 
 
-def _furthest(chain: Chain, observations: Sequence[str]) -> str | None:
-    known = None
-    for entity, value in chain:
+def known_hops(chain: Chain, observations: Sequence[str]) -> int:
+    """How many hops from the first on are known."""
+    for hops, (entity, value) in enumerate(chain):
         if not any(_holds(text, entity) and _holds(text, value) for text in observations):
-            break
-        known = value
-    return known
+            return hops
+    return len(chain)
 
 
 def _holds(text: str, name: str) -> bool:

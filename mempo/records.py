@@ -89,26 +89,52 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnScore:
-    """Log-probabilities of A probe tokens, after the full history and after the memory alone, and of R response tokens.
+class ProbeScore:
+    """One way to write the gold answer as a final turn: A probe tokens and their log-probabilities in every context.
 
-    ``probe_starts``/``probe_ends`` [A] are character offsets of the probe tokens in ``probe_text``, ``gold_spans``
-    those of the objectives' gold answers; ``core_tokens`` is the length of the gold text encoded by itself, with
-    which the published mask counts. ``reason`` says why a turn has no probe; then A = 0.
+    ``starts``/``ends`` [A] are character offsets of the tokens in ``text``, ``gold_spans`` those of the objectives'
+    answers; ``core_tokens`` is the length of the gold text encoded by itself, with which the published mask counts.
+    ``ahead_logprobs`` [k][A] follow the memory and the next 1..k observations (look-ahead), fewer at a trajectory's
+    end; ``actor_logprobs`` [A] are the policy's own after the full history where ``full_logprobs`` are the reference's.
+    """
+
+    text: str
+    gold_spans: list[tuple[int, int]]
+    token_ids: list[int]
+    starts: list[int]
+    ends: list[int]
+    core_tokens: int
+    full_logprobs: list[float]
+    mem_logprobs: list[float]
+    ahead_logprobs: list[list[float]]
+    actor_logprobs: list[float]
+
+    def __post_init__(self) -> None:
+        _same_length(
+            self,
+            len(self.token_ids),
+            starts=self.starts,
+            ends=self.ends,
+            full_logprobs=self.full_logprobs,
+            mem_logprobs=self.mem_logprobs,
+        )
+        for values in self.ahead_logprobs:
+            _same_length(self, len(self.token_ids), ahead_logprobs=values)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnScore:
+    """What one turn's contexts make of the gold answer, a probe for each wording, and R response tokens' log-probs.
+
+    ``probes[0]`` takes the first alias of every objective. ``reason`` says why a turn has no probe. ``scorer`` names
+    whose weights gave the full side: the sampling policy's or the reference's.
     """
 
     question_id: str
     sample_index: int
     turn: int
     policy_version: int
-    probe_text: str
-    gold_spans: list[tuple[int, int]]
-    probe_ids: list[int]
-    probe_starts: list[int]
-    probe_ends: list[int]
-    core_tokens: int
-    full_logprobs: list[float]
-    mem_logprobs: list[float]
+    probes: list[ProbeScore]
     mem_tokens: int
     context_tokens: int
     scorer: str
@@ -117,15 +143,8 @@ class TurnScore:
     ref_logprobs: list[float]
 
     def __post_init__(self) -> None:
-        _same_length(
-            self,
-            0 if self.reason else len(self.probe_ids),
-            probe_ids=self.probe_ids,
-            probe_starts=self.probe_starts,
-            probe_ends=self.probe_ends,
-            full_logprobs=self.full_logprobs,
-            mem_logprobs=self.mem_logprobs,
-        )
+        if (self.reason is None) != bool(self.probes):
+            raise ValueError(f"TurnScore.reason {self.reason!r} with {len(self.probes)} probes")
 
 
 @dataclass(frozen=True, slots=True)

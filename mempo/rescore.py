@@ -3,53 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from mempo import samples, stats, storage
-from mempo.config import Config
+from mempo.config import Config, Scoring
 from mempo.data import Truth
 from mempo.params import ConfigError
 from mempo.quality import Chain, memory_quality
-from mempo.records import Question, Trajectory, TurnScore
-from mempo.rounds import by_question
+from mempo.records import ProbeScore, Trajectory, TurnScore
+from mempo.rounds import read_round, reward_frame
 
-_COLUMNS = [field.name for field in fields(samples.TurnReward)]  # a round may have no turn at all
-# What the stored probes depend on: another value needs another forward pass.
-PROBED = ("prompt", "format", "rollout", "scoring", "model", "data")
+# What the stored trajectories depend on: another value is another run.
+SAMPLED = ("prompt", "format", "rollout", "model", "data")
 
 
-def refuse_other_passes(made: Config, asked: Config) -> None:
-    """Raise ``ConfigError`` naming a setting that the stored log-probabilities do not answer."""
-    for section in PROBED:
+def other_passes(made: Config, asked: Config) -> str | None:
+    """Which setting needs forward passes that the stored probes do not answer; None where they answer them all.
+
+    Raises ``ConfigError`` naming a setting under which other trajectories would have been sampled.
+    """
+    for section in SAMPLED:
         before, after = getattr(made, section).model_dump(), getattr(asked, section).model_dump()
-        for key, value in after.items():
-            if value != before[key]:
-                raise ConfigError(
-                    f"{section}.{key}: {value!r} needs other forward passes than the run's {before[key]!r}"
-                )
+        for key in (key for key, value in after.items() if value != before[key]):
+            raise ConfigError(f"{section}.{key}: {after[key]!r} needs other rollouts than the run's {before[key]!r}")
+    if asked.uses_memory_reward and not made.uses_memory_reward:
+        return "advantage.mem_weight: a run without memory reward has no probes and needs forward passes for them"
+    had, wants = made.scoring, asked.scoring
+    answered = {
+        "baseline": wants.baseline == had.baseline,
+        "full_scorer": wants.full_scorer == had.full_scorer or wants.full_scorer == "actor",
+        "lookahead": wants.lookahead <= had.lookahead,
+        "aliases": wants.aliases == "first" or had.aliases != "first",
+    }
+    for key in (key for key, is_answered in answered.items() if not is_answered):
+        before, after = getattr(had, key), getattr(wants, key)
+        return f"scoring.{key}: {after!r} needs other forward passes than the run's {before!r}"
+    return None
 
 
-def rescore(run_folder: Path, config: Config, truth: Mapping[str, list[Chain]]) -> pd.DataFrame:
-    """The reward table of every finished round under ``config``, with each memory's true quality where it is known."""
+def rescore(
+    run_folder: Path, config: Config, truth: Mapping[str, list[Chain]], scored: Path | None = None
+) -> pd.DataFrame:
+    """The reward table of every finished round under ``config``, with each memory's true quality where it is known.
+
+    ``scored``: a folder with other scores of the same rounds, see ``tasks.rescoring``.
+    """
     tables = []
     for folder in sorted(run_folder.glob("round_*")):
         if not (folder / "advantage.json").exists():
             continue
-        trajectories = storage.read_records(folder / "rollouts.parquet", Trajectory)
-        questions = by_question(storage.read_records(folder / "questions.parquet", Question))
-        scores = storage.read_records(folder / "scores.parquet", TurnScore)
-        index = int(folder.name.removeprefix("round_"))
-        _, table = samples.build(trajectories, questions, scores, config, round_index=index)
-        found = pd.DataFrame([asdict(row) for row in table], columns=_COLUMNS).assign(round=index)
-        tables.append(
-            found.merge(_qualities(trajectories, truth), on=["question_id", "sample_index", "turn"], how="left")
-        )
+        made, index = read_round(folder), int(folder.name.removeprefix("round_"))
+        scores = storage.read_records(scored / f"{folder.name}.parquet", TurnScore) if scored else made.scores
+        asked = [_narrowed(score, config.scoring) for score in scores]
+        _, table = samples.build(made.trajectories, made.questions, asked, config, round_index=index)
+        known = qualities(made.trajectories, truth)
+        tables.append(reward_frame(table).merge(known, on=["question_id", "sample_index", "turn"], how="left"))
+        tables[-1]["round"] = index
     if not tables:
         raise FileNotFoundError(f"{run_folder}: no finished round in it")
     return pd.concat(tables, ignore_index=True)
+
+
+def _narrowed(score: TurnScore, asked: Scoring) -> TurnScore:
+    """``score`` as a pass under ``asked`` would have made it, out of one that asked for no less."""
+    probes = [
+        replace(
+            probe,
+            full_logprobs=probe.full_logprobs if asked.full_scorer == "reference" else _actor(probe),
+            ahead_logprobs=probe.ahead_logprobs[: asked.lookahead],
+        )
+        for probe in (score.probes[:1] if asked.aliases == "first" else score.probes)
+    ]
+    return replace(score, probes=probes)
+
+
+def _actor(probe: ProbeScore) -> list[float]:
+    return probe.actor_logprobs or probe.full_logprobs
 
 
 def summary(table: pd.DataFrame) -> dict[str, float]:
@@ -79,7 +111,8 @@ def read_truth(file: Path) -> dict[str, list[Chain]]:
     return chains
 
 
-def _qualities(trajectories: Sequence[Trajectory], truth: Mapping[str, list[Chain]]) -> pd.DataFrame:
+def qualities(trajectories: Sequence[Trajectory], truth: Mapping[str, list[Chain]]) -> pd.DataFrame:
+    """The true quality of every turn's memory, NaN where there is none or nothing is known yet."""
     rows = []
     for trajectory in trajectories:
         observations: list[str] = []
@@ -88,4 +121,5 @@ def _qualities(trajectories: Sequence[Trajectory], truth: Mapping[str, list[Chai
             quality = memory_quality(turn.memory, chains, observations) if turn.memory is not None else None
             rows.append((trajectory.question_id, trajectory.sample_index, index + 1, quality))
             observations += [turn.observation] if turn.observation else []
-    return pd.DataFrame(rows, columns=["question_id", "sample_index", "turn", "quality"]).astype({"quality": float})
+    kinds = {"question_id": str, "sample_index": int, "turn": int, "quality": float}
+    return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)

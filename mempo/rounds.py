@@ -5,15 +5,45 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import get_args
 
 import pandas as pd
 
-from mempo import stats
-from mempo.records import NoScore, Question, Status, Trajectory, TurnScore
+from mempo import mem_reward, stats, storage
+from mempo.records import NoScore, ProbeScore, Question, Status, Trajectory, TurnScore
 from mempo.samples import TurnReward
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecords:
+    """What the steps of one round have written: ``table`` is its reward table, ``questions`` go by their id."""
+
+    trajectories: list[Trajectory]
+    questions: Mapping[str, Question]
+    scores: list[TurnScore]
+    table: list[TurnReward]
+
+
+def read_round(folder: Path) -> RoundRecords:
+    """The records of ``round_<index>/``. Scores and rewards are empty until their step has written them."""
+    scores, rewards = folder / "scores.parquet", folder / "rewards.parquet"
+    return RoundRecords(
+        storage.read_records(folder / "rollouts.parquet", Trajectory),
+        by_question(storage.read_records(folder / "questions.parquet", Question)),
+        storage.read_records(scores, TurnScore) if scores.exists() else [],
+        storage.read_records(rewards, TurnReward) if rewards.exists() else [],
+    )
+
+
+def reward_frame(rows: Sequence[TurnReward]) -> pd.DataFrame:
+    """One row a turn; the columns of ``TurnReward`` even where a round has no turn at all."""
+    names = [field.name for field in fields(TurnReward)]
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    kinds = dict.fromkeys(("p_full", "p_mem", "mem_reward"), float)  # None is NaN
+    return pd.DataFrame(columns).astype(kinds | {"question_id": str, "sample_index": int, "turn": int})
 
 
 def questions_of_round(questions: Sequence[Question], round_index: int, per_round: int, seed: int) -> list[Question]:
@@ -45,7 +75,11 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore]) -> dict[str, float]:
-    """How many probes were scored; where old log-probs were recomputed, their largest ratio to the sampler's - 1."""
+    """How many turns were scored; where old log-probs were recomputed, their largest ratio to the sampler's - 1.
+
+    ``p_full/drift``: mean over first wordings of the mean over answer tokens of the reference's log-prob after the
+    history minus the actor's.
+    """
     sampled = [turn.sampling_logprobs for trajectory in trajectories for turn in trajectory.turns]
     gaps = [
         old - mine
@@ -53,12 +87,21 @@ def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore
         for old, mine in zip(score.old_logprobs, row, strict=True)
     ]
     figures: dict[str, float] = {"probes": sum(score.reason is None for score in scores)}
+    drifts = [_drift(score.probes[0]) for score in scores if score.probes and score.probes[0].actor_logprobs]
+    if drifts:
+        figures["p_full/drift"] = math.fsum(drifts) / len(drifts)
     return figures | ({"sampler_gap": math.expm1(max(map(abs, gaps)))} if any(gaps) else {})
+
+
+def _drift(probe: ProbeScore) -> float:
+    answer = mem_reward.answer_mask(probe.starts, probe.ends, probe.gold_spans)
+    sides = zip(probe.full_logprobs, probe.actor_logprobs, answer, strict=True)
+    return math.fsum(reference - actor for reference, actor, on in sides if on) / sum(answer)
 
 
 def reward_figures(table: Sequence[TurnReward]) -> dict[str, float]:
     """Distributions of mem_reward, p_mem and p_full over the round's turns that have one, and per turn index."""
-    frame = pd.DataFrame([asdict(row) for row in table])
+    frame = reward_frame(table)
     if frame.empty:
         return {}
     trajectories = frame.drop_duplicates(["question_id", "sample_index"])

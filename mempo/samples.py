@@ -58,7 +58,12 @@ def build(
     outcomes = [_outcome(t, questions[t.question_id], config) for t in kept]
     groups = [t.question_id for t in kept]
     outcome_advantages = advantages.outcome_advantages(outcomes, groups, normalize_std=config.advantage.normalize_std)
-    probes, mem_rewards = memory_rewards(turns, config.mem_reward)
+    probes, mem_rewards = memory_rewards(turns, config.mem_reward, aliases=config.scoring.aliases)
+    if config.mem_reward.ill_formed == "drop":
+        mem_rewards = [
+            [reward if turn.valid else None for reward, turn in zip(row, t.turns, strict=True)]
+            for row, t in zip(mem_rewards, kept, strict=True)
+        ]
     memory_advantages = advantages.memory_advantages(
         mem_rewards,
         groups,
@@ -66,17 +71,20 @@ def build(
         pool=config.advantage.pool,
         single=config.advantage.single,
         std_floor=config.advantage.std_floor,
+        normalize_std=config.advantage.mem_normalize_std,
     )
     gates = advantages.gates(outcomes, outcome_advantages, rule=config.advantage.gate)
     weight = config.advantage.weight_at(round_index)
+    on_memory = [[weight * gates[i] * value for value in row] for i, row in enumerate(memory_advantages)]
+    if config.advantage.unit_variance:
+        on_memory = advantages.unit_variance(outcome_advantages, on_memory, mem_rewards)
 
     drafts: list[_Draft] = []
     table: list[TurnReward] = []
     flat = _flat_groups(outcomes, groups) if config.advantage.flat_groups == "drop" else set()
     for i, trajectory in enumerate(kept):
         for j, turn in enumerate(trajectory.turns):
-            memory = weight * gates[i] * memory_advantages[i][j]
-            drafts.append(_draft(trajectory, turn, turns[i][j], outcome_advantages[i], memory, config, flat))
+            drafts.append(_draft(trajectory, turn, turns[i][j], outcome_advantages[i], on_memory[i][j], config, flat))
             table.append(
                 _row(trajectory, turn, turns[i][j], outcomes[i], outcome_advantages[i], probes[i][j],
                      mem_rewards[i][j], memory_advantages[i][j])
@@ -189,10 +197,10 @@ def _row(
         score=outcome,
         outcome_advantage=outcome_advantage,
         reason=score.reason,
-        p_full=probe.value.p_full if probe else None,
-        p_mem=probe.value.p_mem if probe else None,
-        kept_full=probe.value.kept_full if probe else 0,
-        kept_mem=probe.value.kept_mem if probe else 0,
+        p_full=probe.p_full if probe else None,
+        p_mem=probe.p_mem if probe else None,
+        kept_full=probe.kept_full if probe else 0,
+        kept_mem=probe.kept_mem if probe else 0,
         answer_tokens=probe.answer_tokens if probe else 0,
         mem_reward=reward,
         mem_advantage=advantage,

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 from mempo.config import Config
 from mempo.engines import Engine
 from mempo.packing import TokenTree, chain
-from mempo.probes import Probe, full_tree, make_probe, memory_trees, segment_ids
-from mempo.records import NoScore, Question, Trajectory, Turn, TurnScore
+from mempo.probes import Probe, full_tree, make_probe, memory_trees, segment_ids, wordings
+from mempo.records import NoScore, ProbeScore, Question, Trajectory, Turn, TurnScore
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One turn before the forward pass: the segment as the memory side reads it, or the reason why it is not scored."""
+    """One turn before the forward pass: what the memory side reads, or the reason why it is not scored.
+
+    ``pieces``: the segment, then the observations that look-ahead adds one by one.
+    """
 
     trajectory: Trajectory
     index: int
     reason: NoScore | None
-    segment_ids: list[int]
+    pieces: list[list[int]]
     context_tokens: int
 
     @property
@@ -42,21 +45,37 @@ def score(
 ) -> list[TurnScore]:
     """One TurnScore for every turn of every trajectory, in their order. Probes are scored at temperature 1.
 
-    ``reference`` gives ``ref_logprobs``; without it they are 0. Raises ``ValueError`` where the engine runs another
-    policy version than the one that sampled a trajectory.
+    ``reference`` gives ``ref_logprobs`` where the loss has a KL term, else they are 0, and the full side where
+    ``scoring.full_scorer`` says so. Raises ``ValueError`` where the engine runs another policy version than the one
+    that sampled a trajectory, and where a reference is needed and not given.
     """
     _refuse_stale(engine, trajectories)
-    probes = {name: make_probe(engine.tokenizer, questions[name]) for name in {t.question_id for t in trajectories}}
+    if reference is None and needs_reference(config):
+        raise ValueError("loss.kl_coef > 0 and scoring.full_scorer: reference need the reference policy: pass it")
+    probes = {name: _probes(engine, questions[name], config) for name in {t.question_id for t in trajectories}}
     plans = [plan for t in trajectories for plan in _plan(engine, t, probes[t.question_id], config)]
     turns = [plan.turn for plan in plans]
-    sides = _probe_logprobs(engine, [plan for plan in plans if plan.reason is None], probes, config)
+    scored = _probe_scores(engine, reference, [plan for plan in plans if plan.reason is None], probes, config)
     sampler = config.loss.old_logprobs == "sampler"
     old = [t.sampling_logprobs for t in turns] if sampler else _response_logprobs(engine, turns, config)
-    ref = _response_logprobs(reference, turns, config) if reference else [[0.0] * len(t.response_ids) for t in turns]
+    ref = [[0.0] * len(turn.response_ids) for turn in turns]
+    if reference is not None and config.loss.kl_coef > 0:
+        ref = _response_logprobs(reference, turns, config)
     return [
-        _turn_score(plan, probes[plan.trajectory.question_id], next(sides) if plan.reason is None else ([], []), *given)
+        _turn_score(plan, next(scored) if plan.reason is None else [], config, *given)
         for plan, *given in zip(plans, old, ref, strict=True)
     ]
+
+
+def needs_reference(config: Config) -> bool:
+    frozen = config.scoring.full_scorer == "reference" and config.uses_memory_reward
+    return frozen or config.loss.kl_coef > 0
+
+
+def _probes(engine: Engine, question: Question, config: Config) -> list[Probe]:
+    """The wordings that the tokenizer tells apart; the first alias first."""
+    made = [make_probe(engine.tokenizer, worded) for worded in wordings(question, config.scoring.aliases)]
+    return list({tuple(probe.token_ids): probe for probe in made}.values())
 
 
 def _refuse_stale(engine: Engine, trajectories: Sequence[Trajectory]) -> None:
@@ -68,12 +87,15 @@ def _refuse_stale(engine: Engine, trajectories: Sequence[Trajectory]) -> None:
             )
 
 
-def _plan(engine: Engine, trajectory: Trajectory, probe: Probe, config: Config) -> Iterator[_Plan]:
+def _plan(engine: Engine, trajectory: Trajectory, probes: Sequence[Probe], config: Config) -> Iterator[_Plan]:
+    asked = max(len(probe.token_ids) for probe in probes)
     history = first = len(trajectory.turns[0].prompt_ids) if trajectory.turns else 0
     for index, turn in enumerate(trajectory.turns):
         context_tokens = history if config.scoring.baseline == "history" else len(turn.prompt_ids)
         segment = segment_ids(engine.tokenizer, turn, index + 1)
-        longest = max(context_tokens, first + len(segment)) + len(probe.token_ids)
+        ahead = [t.observation_ids for t in trajectory.turns[index : index + config.scoring.lookahead]]
+        pieces = [segment, *(ids for ids in ahead if ids)]
+        longest = max(context_tokens, first + sum(map(len, pieces))) + asked
         reason: NoScore | None = None
         if index == 0:
             reason = "first_turn"
@@ -83,37 +105,60 @@ def _plan(engine: Engine, trajectory: Trajectory, probe: Probe, config: Config) 
             reason = "not_asked"
         elif longest > engine.window:
             reason = "overflow"
-        yield _Plan(trajectory, index, reason, segment, context_tokens)
+        yield _Plan(trajectory, index, reason, pieces, context_tokens)
         history += len(turn.response_ids) + len(turn.observation_ids)
 
 
-def _probe_logprobs(
-    engine: Engine, scored: Sequence[_Plan], probes: Mapping[str, Probe], config: Config
-) -> Iterator[tuple[list[float], list[float]]]:
-    """Per scored turn, the log-probs [A] of its question's probe: after the full context, after the memory."""
+def _probe_scores(
+    engine: Engine,
+    reference: Engine | None,
+    scored: Sequence[_Plan],
+    probes: Mapping[str, Sequence[Probe]],
+    config: Config,
+) -> Iterator[list[ProbeScore]]:
+    """Per scored turn its probes after the full context, after the memory, and after the memory with what follows."""
     full_trees: list[TokenTree] = []
     mem_trees: list[TokenTree] = []
     for name, of_question in groupby(scored, key=lambda plan: plan.trajectory.question_id):
-        plans, probe_ids = list(of_question), probes[name].token_ids
-        segments = [plan.segment_ids for plan in plans]
+        plans, asked = list(of_question), [probe.token_ids for probe in probes[name]]
         first_prompt = plans[0].trajectory.turns[0].prompt_ids
-        mem_trees += memory_trees(first_prompt, segments, probe_ids, config.scoring.max_tree_tokens)
+        mem_trees += memory_trees(first_prompt, [p.pieces for p in plans], asked, config.scoring.max_tree_tokens)
         for _, of_trajectory in groupby(plans, key=lambda plan: plan.trajectory.key):
             some = list(of_trajectory)
             turns, indices = some[0].trajectory.turns, [plan.index for plan in some]
-            full_trees.append(full_tree(turns, indices, probe_ids, config.scoring.baseline))
-    sizes = [len(probes[plan.trajectory.question_id].token_ids) for plan in scored]
-    full = engine.logprobs(full_trees, mode=config.scoring.mode)
-    mem = engine.logprobs(mem_trees, mode=config.scoring.mode)
-    return zip(_split(full, sizes), _split(mem, sizes), strict=True)
+            full_trees.append(full_tree(turns, indices, asked, config.scoring.baseline))
+    frozen = reference if config.scoring.full_scorer == "reference" else None
+    full = _values((frozen or engine).logprobs(full_trees, mode=config.scoring.mode))
+    actor = _values(engine.logprobs(full_trees, mode=config.scoring.mode)) if frozen else iter(())
+    mem = _values(engine.logprobs(mem_trees, mode=config.scoring.mode))
+    for plan in scored:
+        asked_here = probes[plan.trajectory.question_id]
+        sizes = [len(probe.token_ids) for probe in asked_here]
+        whole = [list(islice(full, size)) for size in sizes]
+        own = [list(islice(actor, size)) for size in sizes]
+        pieces = [[list(islice(mem, size)) for size in sizes] for _ in plan.pieces]
+        yield [
+            _probe_score(probe, whole[i], [after[i] for after in pieces], own[i]) for i, probe in enumerate(asked_here)
+        ]
 
 
-def _split(per_tree: Iterable[Sequence[float]], sizes: Sequence[int]) -> Iterator[list[float]]:
-    flat = [value for values in per_tree for value in values]
-    start = 0
-    for size in sizes:
-        yield flat[start : start + size]
-        start += size
+def _values(per_tree: Iterable[Sequence[float]]) -> Iterator[float]:
+    return (value for values in per_tree for value in values)
+
+
+def _probe_score(probe: Probe, full: list[float], pieces: list[list[float]], actor: list[float]) -> ProbeScore:
+    return ProbeScore(
+        text=probe.text,
+        gold_spans=probe.gold_spans,
+        token_ids=probe.token_ids,
+        starts=[start for start, _ in probe.offsets],
+        ends=[end for _, end in probe.offsets],
+        core_tokens=probe.core_tokens,
+        full_logprobs=full,
+        mem_logprobs=pieces[0],
+        ahead_logprobs=pieces[1:],
+        actor_logprobs=actor,
+    )
 
 
 def _response_logprobs(engine: Engine, turns: Sequence[Turn], config: Config) -> list[list[float]]:
@@ -121,27 +166,18 @@ def _response_logprobs(engine: Engine, turns: Sequence[Turn], config: Config) ->
     return engine.logprobs(trees, temperature=config.rollout.temperature)
 
 
-def _turn_score(
-    plan: _Plan, probe: Probe, sides: tuple[list[float], list[float]], old: list[float], ref: list[float]
-) -> TurnScore:
-    scored = plan.reason is None
+def _turn_score(plan: _Plan, probes: list[ProbeScore], config: Config, old: list[float], ref: list[float]) -> TurnScore:
     span = plan.turn.mem_span
+    frozen = config.scoring.full_scorer == "reference"
     return TurnScore(
         question_id=plan.trajectory.question_id,
         sample_index=plan.trajectory.sample_index,
         turn=plan.index + 1,
         policy_version=plan.trajectory.policy_version,
-        probe_text=probe.text,
-        gold_spans=probe.gold_spans,
-        probe_ids=probe.token_ids if scored else [],
-        probe_starts=[start for start, _ in probe.offsets] if scored else [],
-        probe_ends=[end for _, end in probe.offsets] if scored else [],
-        core_tokens=probe.core_tokens,
-        full_logprobs=sides[0],
-        mem_logprobs=sides[1],
+        probes=probes,
         mem_tokens=span[1] - span[0] if span else 0,
         context_tokens=plan.context_tokens,
-        scorer=f"actor@{plan.trajectory.policy_version}",
+        scorer="reference" if frozen else f"actor@{plan.trajectory.policy_version}",
         reason=plan.reason,
         old_logprobs=old,
         ref_logprobs=ref,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -21,3 +22,11 @@ def summary(values: Iterable[float | None]) -> dict[str, float]:
     figures = {name: float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     std = float(found.std(ddof=1)) if found.size > 1 else 0.0
     return figures | {"mean": float(found.mean()), "std": std, "n": float(found.size)}
+
+
+def correlation(first: Iterable[float], second: Iterable[float]) -> float:
+    """Pearson's, over the pairs that have both; NaN with fewer than two pairs or where a side does not vary."""
+    pairs = np.array([pair for pair in zip(first, second, strict=True) if not any(map(math.isnan, pair))], dtype=float)
+    if len(pairs) < 2 or (pairs == pairs[0]).all(axis=0).any():
+        return math.nan
+    return float(np.corrcoef(pairs.T)[0, 1])

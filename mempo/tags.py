@@ -21,7 +21,7 @@ _NAMES = "mem|think|search|answer|information"
 # From an opening tag to its own closing tag, or to the end of a text that was cut off: what stands inside is inside,
 # whether or not the closing tag has come yet. One pass, so hostile text costs no more than its length.
 _BLOCK = re.compile(rf"<({_NAMES})>(.*?)(</\1>|\Z)", re.DOTALL)
-_TAG = re.compile(rf"</?(?:{_NAMES})>")
+TAG = re.compile(rf"</?(?:{_NAMES})>")
 _CHAT_MARKER = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|<(?:start|end)_of_turn>")
 _BROKEN = "\ufffd"  # what a decoder writes for bytes that are not a whole character
 
@@ -53,7 +53,7 @@ def parse_turn(text: str, turn: int, *, require_memory: bool = True) -> ParsedTu
     end = 0
     for block in _BLOCK.finditer(text):
         name, inside, close = block.groups()
-        whole = bool(close) and not _TAG.search(inside)
+        whole = bool(close) and not TAG.search(inside)
         valid = valid and whole and not text[end : block.start()].strip()
         end = block.end()
         order.append(name)

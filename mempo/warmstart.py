@@ -24,7 +24,8 @@ def warm_start(run: Run, *, progress: Callable[..., None] | None = None) -> Path
     config = run.config
     num_steps = config.warmstart.num_steps
     done, folder = last_saved(run)
-    if done < num_steps:
+    # A policy of the hub is no folder yet: it is written out even where no step is asked.
+    if done < num_steps or not folder.is_dir():
         runtime = config.runtime.model_copy(update={"num_threads": config.warmstart.num_threads})
         trainer = open_trainer(folder, optim(config), config.loss, runtime)
         teacher = Teacher(load_tokenizer(folder), build_world(config.data), config)
@@ -34,6 +35,8 @@ def warm_start(run: Run, *, progress: Callable[..., None] | None = None) -> Path
                 progress(step + 1, loss=stats["loss"])
             if (step + 1) % config.warmstart.save_every == 0 or step + 1 == num_steps:
                 folder = save(trainer, run.folder, step + 1)
+        if not folder.is_dir():
+            folder = save(trainer, run.folder, 0)
         trainer.close()
     published = run.workspace.checkpoint("warmstart")
     with storage.whole_folder(published) as temporary:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from mempo.console import console
 from mempo.params import ConfigError, checked
 
 # Sections that change no result: how long, where, how fast, how shown.
-_FREE = {"evaluation", "tracking", "policies", "preset"}
+_FREE = {"ablate", "diagnose", "evaluation", "tracking", "policies", "preset"}
 _FREE_KEYS = {"loop": {"num_rounds", "keep_every", "dev_every"}, "runtime": {"max_batch"}, "warmstart": {"save_every"}}
 
 
@@ -135,4 +137,13 @@ def package_versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return found | ({"commit": commit} if (commit := _git_commit()) else {})
+
+
+def _git_commit() -> str:
+    """Of this checkout, with ``+`` where files differ from it; empty where the package lies in no checkout."""
+    checkout = Path(__file__).resolve().parents[1]
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    if not (checkout / ".git").exists() or shutil.which("git") is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -66,3 +66,10 @@ def open_engine(policy: Path, runtime: Runtime) -> Engine:
 
         return HFEngine(policy, runtime)
     raise ValueError(f"runtime.engine: no engine named {runtime.engine!r}")
+
+
+def engine_of(model: Any, tokenizer: Any) -> Engine:
+    """Policy version 0 over a transformers model that the caller holds, in the mode (train, eval) it is in."""
+    from mempo.engines.hf import HFEngine
+
+    return HFEngine.of(model, tokenizer)

@@ -29,17 +29,27 @@ class HFEngine:
 
     def __init__(self, folder: Path | str, runtime: Runtime) -> None:
         torch.set_num_threads(runtime.num_threads)
-        self.policy_version = policy_version(folder)
-        self.tokenizer: Any = loader.load_tokenizer(folder)
-        self.model: Any = loader.load_model(folder, runtime)
-        self.window = loader.context_window(self.model)
-        self.plain_causal = loader.is_plain_causal(self.model)
-        self._max_batch = runtime.max_batch
-        self._end_ids = loader.end_ids(self.model, self.tokenizer)
-        self._stops: dict[tuple[str, ...], Stops] = {}
-        self._pending: list[tuple[Row, Sampling, asyncio.Future[Generation]]] = []
+        tokenizer = loader.load_tokenizer(folder)
+        self._hold(loader.load_model(folder, runtime), tokenizer, policy_version(folder), runtime.max_batch)
         if not self.plain_causal:
             logger.warning("%s: attention of %s is not plain causal: padded rows", folder, self.model.config.model_type)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any) -> HFEngine:
+        """Over a model that another program has loaded and may be training; its weights are read as they are then."""
+        engine = cls.__new__(cls)
+        engine._hold(model, tokenizer, 0, Runtime().max_batch)
+        return engine
+
+    def _hold(self, model: Any, tokenizer: Any, policy_version: int, max_batch: int) -> None:
+        self.policy_version = policy_version
+        self.tokenizer: Any = tokenizer
+        self.model: Any = model
+        self.window = loader.context_window(model)
+        self.plain_causal = loader.is_plain_causal(model)
+        self._max_batch = max_batch
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._pending: list[tuple[Row, Sampling, asyncio.Future[Generation]]] = []
 
     async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation:
         """One turn after ``prompt_ids``. Raises ``ValueError`` where the window has no room for a single token."""
@@ -99,7 +109,7 @@ class HFEngine:
 
     def _stops_for(self, texts: tuple[str, ...]) -> Stops:
         if texts not in self._stops:
-            self._stops[texts] = make_stops(self.tokenizer, self._end_ids, texts)
+            self._stops[texts] = make_stops(self.tokenizer, loader.end_ids(self.model, self.tokenizer), texts)
         return self._stops[texts]
 
 

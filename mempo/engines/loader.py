@@ -14,6 +14,7 @@ from mempo.prompts import chat_frame
 # Decoders whose attention is plain causal and whose logits are the vocabulary head of the last hidden state. They take
 # a ready 4D mask, own position ids and any cache. What is not listed here runs left-padded, which is slower.
 PLAIN_CAUSAL = frozenset({"llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"})
+TAKES_A_MASK = frozenset({"sdpa", "eager"})  # kernels that read a 4D mask; a trainer's model may run on another
 
 
 def load_tokenizer(folder: Path | str) -> Any:
@@ -62,12 +63,13 @@ def context_window(model: Any) -> int:
 
 
 def is_plain_causal(model: Any) -> bool:
-    """Whether every token attends to all tokens before it, within the whole window, and to nothing else."""
+    """Whether every token attends to all tokens before it, within the whole window, to no others, by a mask we give."""
     config = model.config.get_text_config().to_dict()
     layers = set(config.get("layer_types") or ["full_attention"])
     sliding = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     within = sliding is None or sliding >= context_window(model)
-    return config["model_type"] in PLAIN_CAUSAL and layers == {"full_attention"} and within
+    masked = model.config._attn_implementation in TAKES_A_MASK
+    return config["model_type"] in PLAIN_CAUSAL and layers == {"full_attention"} and within and masked
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

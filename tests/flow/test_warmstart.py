@@ -10,6 +10,7 @@ import pytest
 
 from mempo import data
 from mempo.config import Config, Data, Runtime, Warmstart
+from mempo.data.lessons import Teacher
 from mempo.storage import content_hash
 from mempo.warmstart import last_saved, warm_start
 from mempo.workspace import Workspace
@@ -73,3 +74,20 @@ def test_killed_and_run_again_it_ends_in_the_same_bits(tmp_path: Path, dataset: 
     # A finished one trains no more, and puts a lost publication back.
     assert warm_start(run, progress=lambda step, **_: done.append(step)) == resumed
     assert done == [5, 6, 7] and content_hash(resumed) == content_hash(straight)
+
+
+def test_fewer_steps_than_copying_takes_teach_copying_alone_and_none_teach_nothing(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_demonstration(*_: object) -> None:
+        raise AssertionError("the format was taught")
+
+    monkeypatch.setattr(Teacher, "_world_lessons", no_demonstration)
+    found = {}
+    for steps in (0, 2):
+        taught = CONFIG.warmstart.model_copy(update={"num_steps": steps, "copy_steps": 2})
+        config = CONFIG.model_copy(update={"warmstart": taught})
+        run = workspace(tmp_path / str(steps), dataset).run("warmstart", config, {})
+        found[steps] = content_hash(warm_start(run))
+        untrained = content_hash(run.folder / "untrained")
+        assert (found[steps] == untrained) == (steps == 0)

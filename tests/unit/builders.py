@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mempo.records import Question, Trajectory, Turn, TurnScore
+from mempo.records import ProbeScore, Question, Trajectory, Turn, TurnScore
 
 
 def question(question_id: str = "q", golds: list[list[str]] | None = None) -> Question:
@@ -35,26 +35,36 @@ def trajectory(turns: list[Turn], question_id: str = "q", sample: int = 0, **fie
     return Trajectory(question_id=question_id, sample_index=sample, turns=turns, **(values | fields))
 
 
+def probe_score(full: list[float], mem: list[float], **fields: Any) -> ProbeScore:
+    """A probe that is all gold: one character and one token a log-probability."""
+    size = len(full)
+    values: dict[str, Any] = {
+        "text": "x" * size,
+        "gold_spans": [(0, size)],
+        "token_ids": list(range(size)),
+        "starts": list(range(size)),
+        "ends": list(range(1, size + 1)),
+        "core_tokens": size,
+        "full_logprobs": full,
+        "mem_logprobs": mem,
+        "ahead_logprobs": [],
+        "actor_logprobs": [],
+    }
+    return ProbeScore(**(values | fields))
+
+
 def turn_score(
     of: Trajectory, index: int, full: list[float] | None = None, mem: list[float] | None = None
 ) -> TurnScore:
     """The score of turn ``index`` (1-based). Its probe is all gold: one character and one token a log-probability."""
     response = len(of.turns[index - 1].response_ids)
     probed = full is not None and mem is not None
-    size = len(full) if full is not None and probed else 0
     return TurnScore(
         question_id=of.question_id,
         sample_index=of.sample_index,
         turn=index,
         policy_version=of.policy_version,
-        probe_text="x" * size,
-        gold_spans=[(0, size)] if size else [],
-        probe_ids=list(range(size)),
-        probe_starts=list(range(size)),
-        probe_ends=list(range(1, size + 1)),
-        core_tokens=size,
-        full_logprobs=list(full or []),
-        mem_logprobs=list(mem or []),
+        probes=[probe_score(full, mem)] if full is not None and mem is not None else [],
         mem_tokens=3,
         context_tokens=30,
         scorer="actor@0",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mempo.config import Advantage, Config, digest
+from mempo.config import Advantage, Config, Scoring, digest
 from mempo.params import ConfigError, load_config
 
 # Nine times nine times ... of the same list: written out it would fill the memory.
@@ -168,8 +168,11 @@ def test_a_misspelt_key_inside_a_policy_is_named(tmp_path: Path) -> None:
 
 
 def test_the_preset_sets_every_published_switch(tmp_path: Path) -> None:
-    text = "mem_reward: {empty: skip, mask: shared}\nadvantage: {pool: batch}\nreward: {kind: f1}"
+    text = "mem_reward: {empty: skip, mask: shared, ill_formed: drop}\nadvantage: {pool: batch, unit_variance: true}\n"
+    text += "reward: {kind: f1}\nscoring: {full_scorer: reference, lookahead: 2, aliases: best, baseline: seen}"
     config = load(tmp_path, text, "preset=published")
+    assert config.scoring == Scoring() and config.mem_reward.ill_formed == "keep"
+    assert not config.advantage.unit_variance
     assert (config.mem_reward.empty, config.mem_reward.mask, config.mem_reward.answer_tokens) == (
         "one", "independent", "last_four",
     )  # fmt: skip

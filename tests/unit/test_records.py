@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from mempo import rewards, storage
 from mempo.mem_reward import gold_text
 from mempo.records import Question, Trajectory
-from tests.unit.builders import trajectory, turn, turn_score
+from tests.unit.builders import probe_score, trajectory, turn, turn_score
 
 
 def asked(*golds: Any, text: str = "Who?") -> Question:
@@ -64,5 +65,9 @@ def test_lengths_and_spans_are_checked_at_birth() -> None:
     for span in ((0, 5), (2, 2), (3, 1), (-1, 2)):
         with pytest.raises(ValueError, match="is outside its 4 response tokens"):
             turn(3, 4, span)
-    with pytest.raises(ValueError, match=r"TurnScore.mem_logprobs has 1 entries, expected 2"):
+    with pytest.raises(ValueError, match=r"ProbeScore.mem_logprobs has 1 entries, expected 2"):
         turn_score(Trajectory("q", 0, 0, trajectory([turn(3, 2)]).turns, None, "no_action"), 1, [-0.1, -0.2], [-0.1])
+    with pytest.raises(ValueError, match=r"ProbeScore.ahead_logprobs has 3 entries, expected 1"):
+        probe_score([-0.1], [-0.2], ahead_logprobs=[[0.0], [0.0] * 3])
+    with pytest.raises(ValueError, match=r"TurnScore.reason None with 0 probes"):
+        replace(turn_score(trajectory([turn(3, 2)]), 1), reason=None)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mempo import storage
 from mempo.config import Config
 from mempo.params import ConfigError
-from mempo.rescore import refuse_other_passes, rescore, summary
+from mempo.records import TurnScore
+from mempo.rescore import other_passes, rescore, summary
 from mempo.workspace import Run, Workspace, recorded
-from tests.unit.builders import question, trajectory, turn, turn_score
+from tests.unit.builders import probe_score, question, trajectory, turn, turn_score
 
 LYON = [("Lyon", "France")]
 
@@ -49,11 +52,53 @@ def test_another_variant_from_the_same_files(run: Run):
     assert summary(filtered)["correlation"] == pytest.approx(-1.0)
 
 
-def test_a_setting_that_needs_another_pass_is_refused_by_name():
-    asked = Config.model_validate({"scoring": {"baseline": "seen"}})
-    with pytest.raises(ConfigError, match=r"scoring\.baseline: 'seen' needs other forward passes"):
-        refuse_other_passes(Config(), asked)
-    refuse_other_passes(Config(), Config.model_validate({"mem_reward": {"kind": "log_ratio"}}))
+@pytest.mark.parametrize(
+    ("made", "asked", "named"),
+    [
+        ({}, {"scoring": {"baseline": "seen"}}, "scoring.baseline: 'seen' needs other forward passes"),
+        ({}, {"scoring": {"full_scorer": "reference"}}, "scoring.full_scorer: 'reference'"),
+        ({}, {"scoring": {"lookahead": 1}}, "scoring.lookahead: 1"),
+        ({}, {"scoring": {"aliases": "best"}}, "scoring.aliases: 'best'"),
+        ({"advantage": {"mem_weight": 0.0}}, {"advantage": {"mem_weight": 1.0}}, "advantage.mem_weight"),
+        # What a wider pass has stored answers a narrower one.
+        ({"scoring": {"full_scorer": "reference"}}, {}, None),
+        ({"scoring": {"lookahead": 2}}, {"scoring": {"lookahead": 1}}, None),
+        ({"scoring": {"aliases": "best"}}, {"scoring": {"aliases": "mean"}}, None),
+        ({"scoring": {"aliases": "best"}}, {}, None),
+        ({}, {"scoring": {"mode": "padded"}}, None),  # the same values in another layout
+        ({}, {"mem_reward": {"kind": "log_ratio"}, "advantage": {"mem_weight": 0.0}}, None),
+    ],
+)
+def test_a_setting_that_needs_another_pass_is_named(made: Any, asked: Any, named: str | None):
+    found = other_passes(Config.model_validate(made), Config.model_validate(asked))
+    assert found is None if named is None else found is not None and found.startswith(named)
+
+
+def test_a_setting_that_needs_other_rollouts_is_refused_by_name():
+    asked = Config.model_validate({"rollout": {"temperature": 0.5}})
+    with pytest.raises(ConfigError, match=r"rollout\.temperature: 0\.5 needs other rollouts than the run's 1\.0"):
+        other_passes(Config(), asked)
+
+
+def test_wider_scores_answer_narrower_questions(run: Run):
+    """Two wordings, two steps of look-ahead, a reference: each is left out by name."""
+    logs = [[math.log(p)] for p in (0.8, 0.2, 0.3, 0.6, 0.5)]
+    first = probe_score(logs[0], logs[1], ahead_logprobs=[logs[2], logs[3]], actor_logprobs=logs[4])
+    other = probe_score([math.log(0.9)], [math.log(0.9)], ahead_logprobs=[[-0.1], [-0.1]], actor_logprobs=[-0.1])
+    file = run.round(0) / "scores.parquet"
+    scores = storage.read_records(file, TurnScore)
+    storage.write_records(file, [replace(s, probes=[first, other]) if s.probes else s for s in scores])
+
+    def p(**scoring: Any) -> tuple[float, float]:
+        found = rescore(run.folder, Config.model_validate({"mem_reward": {"mask": "none"}, "scoring": scoring}), {})
+        row = found.dropna(subset=["p_mem"]).iloc[0]
+        return row["p_full"], row["p_mem"]
+
+    assert p() == pytest.approx((0.5, 0.2))  # the actor's p_full, the memory alone, the first wording
+    assert p(full_scorer="reference") == pytest.approx((0.8, 0.2))
+    assert p(lookahead=1) == pytest.approx((0.5, 0.3))
+    assert p(lookahead=2) == pytest.approx((0.5, 0.45))  # (.3 + .6) / 2
+    assert p(aliases="best", full_scorer="reference") == pytest.approx((0.9, 0.9))
 
 
 def test_a_folder_without_rounds_or_of_another_version(run: Run, tmp_path: Path):

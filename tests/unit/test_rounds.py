@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from mempo import storage
 from mempo.records import Status
-from mempo.rounds import by_question, questions_of_round, reward_figures, rollout_figures
+from mempo.rounds import by_question, questions_of_round, read_round, reward_figures, reward_frame, rollout_figures
 from mempo.samples import TurnReward
-from tests.unit.builders import question, trajectory, turn
+from tests.unit.builders import question, trajectory, turn, turn_score
 
 
 def ids(round_index: int, count: int = 10, per_round: int = 4, seed: int = 0) -> list[str]:
@@ -92,3 +95,29 @@ def test_what_is_skipped_for_nothing_kept_is_counted_as_that():
     assert figures["kept/nothing_full"] == pytest.approx(1 / 3) and figures["kept/nothing_mem"] == pytest.approx(2 / 3)
     assert figures["kept/full"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert all(math.isfinite(value) for value in reward_figures(table[1:]).values())
+
+
+def test_a_round_is_read_as_far_as_its_steps_have_written_it(tmp_path: Path):
+    of = trajectory([turn(3, 2), turn(5, 4, (1, 3))])
+    storage.write_records(tmp_path / "rollouts.parquet", [of])
+    storage.write_records(tmp_path / "questions.parquet", [question("q")])
+    made = read_round(tmp_path)
+    assert (made.trajectories, made.questions, made.scores, made.table) == ([of], {"q": question("q")}, [], [])
+    scores, table = [turn_score(of, 1), turn_score(of, 2, [-0.1], [-0.2])], [reward(0, 1, None), reward(0, 2, 0.1)]
+    storage.write_records(tmp_path / "scores.parquet", scores)
+    storage.write_records(tmp_path / "rewards.parquet", table)
+    made = read_round(tmp_path)
+    assert (made.scores, made.table) == (scores, table)
+    (tmp_path / "scores.parquet").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=r"scores\.parquet"):
+        read_round(tmp_path)
+    (tmp_path / "rollouts.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=r"rollouts\.parquet"):
+        read_round(tmp_path)
+
+
+def test_a_reward_frame_has_its_columns_without_rows():
+    whole, empty = reward_frame([reward(0, 1, None), reward(0, 2, 0.1)]), reward_frame([])
+    assert whole.columns.tolist() == empty.columns.tolist() == list(asdict(reward(0, 1, None)))
+    assert math.isnan(whole["mem_reward"][0]) and whole["turn"].tolist() == [1, 2]
+    assert empty.dtypes["question_id"] == whole.dtypes["question_id"] and empty.dtypes["turn"] == whole.dtypes["turn"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import normalizers
 
-from mempo import mem_reward, probes, prompts, tags
+from mempo import mem_reward, probes, prompts, rounds, tags
 from mempo.config import Advantage, Config, LossConfig, Rollout, Runtime, Scoring
 from mempo.engines.hf import HFEngine
 from mempo.packing import TokenTree
@@ -127,12 +127,12 @@ def test_probes_equal_each_context_written_out_alone(
             one = found[trajectory.question_id, trajectory.sample_index, number]
             if number == 1 or turn.mem_span is None:
                 assert one.reason == ("first_turn" if number == 1 else "no_segment")
-                assert one.full_logprobs == one.mem_logprobs == one.probe_ids == []
+                assert one.probes == []
                 continue
             full, memory = contexts(trajectory, number)
             assert one.reason is None and one.policy_version == 0 and one.scorer == "actor@0"
-            assert one.full_logprobs == pytest.approx(alone(engine, full, one.probe_ids), abs=1e-4)
-            assert one.mem_logprobs == pytest.approx(alone(engine, memory, one.probe_ids), abs=1e-4)
+            assert one.probes[0].full_logprobs == pytest.approx(alone(engine, full, one.probes[0].token_ids), abs=1e-4)
+            assert one.probes[0].mem_logprobs == pytest.approx(alone(engine, memory, one.probes[0].token_ids), abs=1e-4)
             assert one.context_tokens == len(full)
             assert one.mem_tokens == len(memory) - len(trajectory.turns[0].prompt_ids)
 
@@ -148,8 +148,8 @@ def test_full_context_ends_with_the_assistant_header_and_holds_no_own_output(
         engine.tokenizer, FRANCE, 0, [*THREE_TURNS[:2], "<mem>unknown</mem><think>y</think><answer>z</answer>"]
     )
     ours, theirs = (by_key(score(engine, [t], QUESTIONS, config()))["france", 0, 3] for t in (trajectories[0], other))
-    assert ours.full_logprobs == theirs.full_logprobs
-    assert ours.mem_logprobs != theirs.mem_logprobs
+    assert ours.probes[0].full_logprobs == theirs.probes[0].full_logprobs
+    assert ours.probes[0].mem_logprobs != theirs.probes[0].mem_logprobs
 
 
 def test_baseline_seen_stands_after_the_prompt_of_the_turn(engine: HFEngine, trajectories: list[Trajectory]) -> None:
@@ -160,13 +160,13 @@ def test_baseline_seen_stands_after_the_prompt_of_the_turn(engine: HFEngine, tra
             for number, turn in enumerate(trajectory.turns, start=1):
                 one = seen[trajectory.question_id, trajectory.sample_index, number]
                 if one.reason is None:
-                    expected = alone(engine, turn.prompt_ids, one.probe_ids)
-                    assert one.full_logprobs == pytest.approx(expected, abs=1e-4)
+                    expected = alone(engine, turn.prompt_ids, one.probes[0].token_ids)
+                    assert one.probes[0].full_logprobs == pytest.approx(expected, abs=1e-4)
                     assert one.context_tokens == len(turn.prompt_ids)
         # In turn 2 both contexts are the same; in turn 3 the rule has dropped turn 1.
         second, third = ("france", 0, 2), ("france", 0, 3)
-        assert seen[second].full_logprobs == pytest.approx(history[second].full_logprobs, abs=1e-4)
-        assert seen[third].full_logprobs != pytest.approx(history[third].full_logprobs, abs=1e-2)
+        assert seen[second].probes[0].full_logprobs == pytest.approx(history[second].probes[0].full_logprobs, abs=1e-4)
+        assert seen[third].probes[0].full_logprobs != pytest.approx(history[third].probes[0].full_logprobs, abs=1e-2)
 
 
 def test_results_do_not_depend_on_what_is_scored_together(engine: HFEngine, trajectories: list[Trajectory]) -> None:
@@ -175,8 +175,9 @@ def test_results_do_not_depend_on_what_is_scored_together(engine: HFEngine, traj
         apart = by_key([one for shard in shards for one in score(engine, shard, QUESTIONS, config())])
         for one in together:
             other = apart[one.question_id, one.sample_index, one.turn]
-            assert other.full_logprobs == pytest.approx(one.full_logprobs, abs=1e-5)
-            assert other.mem_logprobs == pytest.approx(one.mem_logprobs, abs=1e-5)
+            for ours, theirs in zip(one.probes, other.probes, strict=True):
+                assert theirs.full_logprobs == pytest.approx(ours.full_logprobs, abs=1e-5)
+                assert theirs.mem_logprobs == pytest.approx(ours.mem_logprobs, abs=1e-5)
 
 
 def test_no_tree_crosses_a_question_and_trees_stay_small(
@@ -203,6 +204,74 @@ def test_no_tree_crosses_a_question_and_trees_stay_small(
     assert 2 < len(memory) < 8  # 8 segments of 2 questions
 
 
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+@pytest.mark.parametrize("max_tree_tokens", [1, 4096])
+def test_look_ahead_reads_the_memory_and_the_observations_that_follow(
+    engine: HFEngine, trajectories: list[Trajectory], mode: Any, max_tree_tokens: int
+) -> None:
+    trajectory = trajectories[3]  # four turns: the second sees two more observations, the last none
+    options = config(scoring=Scoring(mode=mode, max_tree_tokens=max_tree_tokens, lookahead=2))
+    scores = score(engine, trajectories, QUESTIONS, options)
+    found = by_key(scores)
+    for number, ahead in ((2, 2), (3, 1), (4, 0)):
+        (probe,) = found["japan", 0, number].probes
+        _, memory = contexts(trajectory, number)
+        assert len(probe.ahead_logprobs) == ahead
+        assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+        for turn, logprobs in zip(trajectory.turns[number - 1 :], probe.ahead_logprobs, strict=False):
+            memory = memory + turn.observation_ids
+            assert logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+def test_every_wording_of_the_answer_is_scored_once(
+    engine: HFEngine, trajectories: list[Trajectory], mode: Any
+) -> None:
+    # Alias i of each objective, its last where it has fewer: Paris; Yen, then paris; Yen. A third one would be equal.
+    golds = [["Paris", "paris", "paris"], ["Yen"]]
+    asked = {"france": replace(FRANCE, golden_answers=golds), "japan": JAPAN}
+    options = config(scoring=Scoring(mode=mode, aliases="best", lookahead=1))
+    found = by_key(score(engine, trajectories, asked, options))
+    probes_of = found["france", 0, 2].probes
+    assert ["Paris; Yen" in probes_of[0].text, "paris; Yen" in probes_of[1].text] == [True, True] and len(
+        probes_of
+    ) == 2
+    full, memory = contexts(trajectories[0], 2)
+    for probe in probes_of:
+        assert probe.full_logprobs == pytest.approx(alone(engine, full, probe.token_ids), abs=1e-4)
+        assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+        after = memory + trajectories[0].turns[1].observation_ids
+        assert probe.ahead_logprobs[0] == pytest.approx(alone(engine, after, probe.token_ids), abs=1e-4)
+    assert len(found["japan", 0, 2].probes) == 1
+    assert len(by_key(score(engine, trajectories, asked, config()))["france", 0, 2].probes) == 1
+
+
+def test_p_full_of_a_frozen_reference_and_its_drift(
+    engine: HFEngine, trajectories: list[Trajectory], tmp_path: Path
+) -> None:
+    reference = HFEngine(make_policy(tmp_path / "frozen", engine.tokenizer, seed=1), RUNTIME)
+    options = config(scoring=Scoring(full_scorer="reference"))
+    with pytest.raises(ValueError, match="need the reference policy"):
+        score(engine, trajectories, QUESTIONS, options)
+    scores = score(engine, trajectories, QUESTIONS, options, reference=reference)
+    one = by_key(scores)["france", 0, 3]
+    full, memory = contexts(trajectories[0], 3)
+    (probe,) = one.probes
+    assert one.scorer == "reference" and not any(one.ref_logprobs)  # no KL term, no reference on the response
+    assert probe.full_logprobs == pytest.approx(alone(reference, full, probe.token_ids), abs=1e-4)
+    assert probe.actor_logprobs == pytest.approx(alone(engine, full, probe.token_ids), abs=1e-4)
+    assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+    # Of every first wording: the mean over the tokens of "Paris; Yen" or "Yen", the reference's minus the actor's.
+    gaps = []
+    for p in (s.probes[0] for s in scores if s.probes):
+        gold = range(p.text.index("<answer>\n") + len("<answer>\n"), p.text.index("\n</answer>"))
+        answer = [i for i, (a, b) in enumerate(zip(p.starts, p.ends, strict=True)) if set(range(a, b)) & set(gold)]
+        gaps.append(sum(p.full_logprobs[i] - p.actor_logprobs[i] for i in answer) / len(answer))
+    assert rounds.score_figures(trajectories, scores)["p_full/drift"] == pytest.approx(sum(gaps) / len(gaps))
+    with_actor = score(engine, trajectories, QUESTIONS, config())
+    assert "p_full/drift" not in rounds.score_figures(trajectories, with_actor)
+
+
 def test_a_context_past_the_window_gives_no_signal(
     engine: HFEngine, trajectories: list[Trajectory], tmp_path: Path
 ) -> None:
@@ -213,7 +282,7 @@ def test_a_context_past_the_window_gives_no_signal(
         small = HFEngine(make_policy(tmp_path / str(window), engine.tokenizer, window=window), RUNTIME)
         scores = score(small, [trajectory], QUESTIONS, config())
         assert [s.reason for s in scores] == ["first_turn", None, expected]
-        assert len(scores[2].full_logprobs) == (0 if expected else len(probe.token_ids))
+        assert [len(p.full_logprobs) for p in scores[2].probes] == ([] if expected else [len(probe.token_ids)])
 
 
 def test_without_a_memory_reward_no_probe_is_asked(engine: HFEngine, trajectories: list[Trajectory]) -> None:
@@ -244,7 +313,7 @@ def test_old_and_reference_logprobs(engine: HFEngine, trajectories: list[Traject
     frozen = make_policy(tmp_path / "frozen", engine.tokenizer, seed=1)
     write_json(frozen / "trainer.json", {"policy_version": 99})  # a reference may be of any version
     reference = HFEngine(frozen, RUNTIME)
-    options = config(loss=LossConfig(old_logprobs="recomputed"), rollout=Rollout(temperature=0.6))
+    options = config(loss=LossConfig(old_logprobs="recomputed", kl_coef=0.1), rollout=Rollout(temperature=0.6))
     for turn, one in zip(turns, score(engine, some, QUESTIONS, options, reference=reference), strict=True):
         assert one.old_logprobs == pytest.approx(alone(engine, turn.prompt_ids, turn.response_ids, 0.6), abs=1e-4)
         assert one.ref_logprobs == pytest.approx(alone(reference, turn.prompt_ids, turn.response_ids, 0.6), abs=1e-4)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from mempo import storage
 from mempo.arrow import schema_of
-from mempo.records import Question, Sample, Trajectory, Turn, TurnScore
+from mempo.records import ProbeScore, Question, Sample, Trajectory, Turn, TurnScore
 
 TEXT = st.text(max_size=12)
 INT = st.integers(-(2**63), 2**63 - 1)
@@ -70,18 +70,28 @@ trajectories = st.builds(
 
 
 @st.composite
-def turn_scores(draw: st.DrawFn) -> TurnScore:
-    reason = draw(st.sampled_from([None, "first_turn", "overflow"]))
-    length = 0 if reason else draw(st.integers(0, 4))
-    return TurnScore(
-        *(draw(TEXT), draw(INT), draw(INT), draw(INT), draw(TEXT)),
+def probe_scores(draw: st.DrawFn) -> ProbeScore:
+    length = draw(st.integers(0, 4))
+    return ProbeScore(
+        text=draw(TEXT),
         gold_spans=draw(st.lists(st.tuples(INT, INT), max_size=3)),
-        probe_ids=draw(rows(INT, length)),
-        probe_starts=draw(rows(INT, length)),
-        probe_ends=draw(rows(INT, length)),
+        token_ids=draw(rows(INT, length)),
+        starts=draw(rows(INT, length)),
+        ends=draw(rows(INT, length)),
         core_tokens=draw(INT),
         full_logprobs=draw(rows(FLOAT, length)),
         mem_logprobs=draw(rows(FLOAT, length)),
+        ahead_logprobs=draw(st.lists(rows(FLOAT, length), max_size=2)),
+        actor_logprobs=draw(rows(FLOAT, length)),
+    )
+
+
+@st.composite
+def turn_scores(draw: st.DrawFn) -> TurnScore:
+    reason = draw(st.sampled_from([None, "first_turn", "overflow"]))
+    return TurnScore(
+        *(draw(TEXT), draw(INT), draw(INT), draw(INT)),
+        probes=[] if reason else draw(st.lists(probe_scores(), min_size=1, max_size=2)),
         mem_tokens=draw(INT),
         context_tokens=draw(INT),
         scorer=draw(TEXT),

@@ -1,0 +1,50 @@
+"""Stored trajectories scored anew, each round with the policy that sampled it (``mempo rescore --score``)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from mempo import scoring, storage
+from mempo.config import Config, digest
+from mempo.console import progress
+from mempo.engines import open_engine
+from mempo.rounds import read_round
+from mempo.workspace import Run
+from tasks.round import remake
+
+
+def score_again(run: Run, asked: Config) -> Path:
+    """The folder with ``round_<index>.parquet``, the scores of every finished round under ``asked``.
+
+    A round that is there is not scored again. Policies that were pruned are made again, and leave once the rounds that
+    need them are done. Raises ``ValueError`` where the warm start is no longer the one that the run began with.
+    """
+    started = storage.read_json(run.config_file)["inputs"]["warmstart"]
+    if storage.content_hash(run.policy(0)) != started:
+        raise ValueError(f"{run.policy(0)}: not the policy that {run.folder} started from")
+    made_by = [asked.scoring.model_dump(mode="json"), asked.uses_memory_reward, asked.loss.model_dump(mode="json")]
+    folder = run.folder / f"rescored-{digest(made_by)}"
+    rounds = sorted(path.parent for path in run.folder.glob("round_*/advantage.json"))
+    kept = set(run.folder.glob("policy_*"))
+    reference = open_engine(run.policy(0), asked.runtime) if scoring.needs_reference(asked) else None
+    with run.alone(), progress(f"{run.name} score", len(rounds)) as advance:
+        for done, source in enumerate(rounds, start=1):
+            target = folder / f"{source.name}.parquet"
+            if not target.exists():
+                policy = remake(run, int(source.name.removeprefix("round_")))
+                engine = open_engine(policy, asked.runtime)
+                made = read_round(source)
+                scores = scoring.score(engine, made.trajectories, made.questions, asked, reference=reference)
+                storage.write_records(target, scores)
+                engine.close()
+                _drop(set(run.folder.glob("policy_*")) - kept - {policy})  # the next one is made from this one
+            advance(done)
+        _drop(set(run.folder.glob("policy_*")) - kept)
+    return folder
+
+
+def _drop(policies: Iterable[Path]) -> None:
+    for policy in policies:
+        shutil.rmtree(policy)
