@@ -10,16 +10,18 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
-from mempo import evaluation, rounds, samples, scoring, storage, update as updating
+from mempo import diagnoses, evaluation, rounds, samples, scoring, storage, update as updating
 from mempo.console import progress
 from mempo.engines import Engine, open_engine
-from mempo.records import Question, Sample, Trajectory, TurnScore
+from mempo.records import Question, Sample
+from mempo.rescore import read_truth
 from mempo.rollout import collect
 from mempo.search import Searcher, open_searcher
 from mempo.trainers import open_trainer
@@ -66,7 +68,7 @@ def rollout(run: Run, round_index: int, policy: Path) -> Figures:
     questions = rounds.questions_of_round(
         _questions(run.workspace.data, "train"), round_index, loop.questions_per_round, loop.seed
     )
-    engine = _engine(policy, run)
+    engine = policy_engine(policy, run)
     searcher = _searcher(run)
     with progress(f"{run.name} {round_index} rollout", len(questions) * loop.group_size) as advance:
         trajectories = asyncio.run(
@@ -80,28 +82,26 @@ def rollout(run: Run, round_index: int, policy: Path) -> Figures:
 @step
 def score(run: Run, round_index: int, policy: Path) -> Figures:
     """Log-probabilities of the answer given the memory and given everything, with the weights that wrote them."""
-    folder = run.round(round_index)
-    trajectories = storage.read_records(folder / "rollouts.parquet", Trajectory)
-    questions = rounds.by_question(storage.read_records(folder / "questions.parquet", Question))
-    reference = _reference(run.policy(0), run) if run.config.loss.kl_coef > 0 else None
-    scores = scoring.score(_engine(policy, run), trajectories, questions, run.config, reference=reference)
-    storage.write_records(folder / "scores.parquet", scores)
-    return rounds.score_figures(trajectories, scores)
+    made = rounds.read_round(run.round(round_index))
+    reference = _reference(run.policy(0), run) if scoring.needs_reference(run.config) else None
+    engine = policy_engine(policy, run)
+    scores = scoring.score(engine, made.trajectories, made.questions, run.config, reference=reference)
+    storage.write_records(run.round(round_index) / "scores.parquet", scores)
+    return rounds.score_figures(made.trajectories, scores)
 
 
 @step
 def advantage(run: Run, round_index: int) -> Figures:
     """Outcome advantage on all response tokens, memory advantage on ``<mem>`` tokens; no model."""
-    folder = run.round(round_index)
-    trajectories = storage.read_records(folder / "rollouts.parquet", Trajectory)
-    questions = rounds.by_question(storage.read_records(folder / "questions.parquet", Question))
-    scores = storage.read_records(folder / "scores.parquet", TurnScore)
-    built, table = samples.build(trajectories, questions, scores, run.config, round_index=round_index)
+    folder, config = run.round(round_index), run.config
+    made = rounds.read_round(folder)
+    built, table = samples.build(made.trajectories, made.questions, made.scores, config, round_index=round_index)
     storage.write_records(folder / "rewards.parquet", table)
     storage.write_records(folder / "samples.parquet", built)
-    answered = evaluation.rows(run.name, trajectories, questions, run.config, greedy=False)
-    figures = {"em": evaluation.mean_em(answered)}
-    return figures | {"mem_weight": run.config.advantage.weight_at(round_index)} | rounds.reward_figures(table)
+    answered = evaluation.rows(run.name, made.trajectories, made.questions, config, greedy=False)
+    figures = {"em": evaluation.mean_em(answered), "mem_weight": config.advantage.weight_at(round_index)}
+    diagnosed = diagnoses.figures(replace(made, table=table), config, truth(run))
+    return figures | rounds.reward_figures(table) | diagnosed
 
 
 @step
@@ -143,7 +143,7 @@ def _check(run: Run, round_index: int) -> Figures:
     with progress(f"{run.name} {round_index} dev", len(questions)) as advance:
         trajectories = asyncio.run(
             collect(
-                _engine(remake(run, round_index + 1), run), _searcher(run), questions, run.config,
+                policy_engine(remake(run, round_index + 1), run), _searcher(run), questions, run.config,
                 round_index=0, seed=run.config.evaluation.seed, greedy=True, samples=1, progress=advance,
             )
         )  # fmt: skip
@@ -158,6 +158,14 @@ def check(run: Run, round_index: int) -> None:
         _check(run, round_index)
 
 
+def truth(run: Run) -> diagnoses.Facts:
+    """The facts behind the dataset's questions; empty where it does not know them."""
+    return _truth(run.workspace.data / "truth.parquet")
+
+
+_truth = cache(read_truth)
+
+
 @cache
 def _questions(data: Path, split: str) -> list[Question]:
     return storage.read_records(data / f"{split}.parquet", Question)
@@ -168,8 +176,8 @@ def _open(policy: Path, runtime: Any) -> Engine:
     return open_engine(policy, runtime)
 
 
-def _engine(policy: Path, run: Run) -> Engine:
-    # rollout and score of a round share one engine; the next policy replaces it
+def policy_engine(policy: Path, run: Run) -> Engine:
+    """The steps of a round share one engine; the next policy replaces it."""
     return _open(policy, run.config.runtime)
 
 

@@ -19,6 +19,14 @@ class Trainer(Protocol):
         """``policy``: ``loss.policy_loss``; ``sft``: the sum of ``-weight * logprob`` over loss tokens. Statistics."""
         ...
 
+    def alignment(self, first: Sequence[Sample], second: Sequence[Sample]) -> dict[str, float]:
+        """Do the policy losses of two sets of samples pull the same way? Nothing is stepped.
+
+        ``first_norm`` and ``second_norm`` of their gradients at the current weights, and ``cosine`` = g1 g2 / (|g1|
+        |g2|), left out where a gradient is 0.
+        """
+        ...
+
     def save(self, folder: Path, *, policy_version: int) -> None:
         """An ordinary Hugging Face folder plus the trainer's state; ``folder`` appears whole or not at all."""
         ...

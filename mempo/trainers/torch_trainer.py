@@ -53,16 +53,7 @@ class TorchTrainer:
         before clipping, learning_rate. Raises ``ValueError`` for a sample that trains nothing, ``FloatingPointError``
         for a gradient that is not finite, naming the samples it came with; the weights are then as before.
         """
-        _check_samples(samples)
-        self.optimizer.zero_grad()
-        pieces: list[dict[str, float]] = []
-        norm = torch.zeros(())
-        for indices in microbatches([len(s.token_ids) for s in samples], self._optim.tokens_per_microbatch):
-            chosen = [samples[index] for index in indices]
-            pieces += self._backward(chosen, objective)
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
-            if not torch.isfinite(norm):
-                raise FloatingPointError(f"the gradient is not finite after samples {[s.key for s in chosen]}")
+        pieces, norm = self._gradient(samples, objective)
         torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._optim.max_grad_norm, norm)
         rate = learning_rate(self._optim, self.num_steps)
         for group in self.optimizer.param_groups:
@@ -70,6 +61,18 @@ class TorchTrainer:
         self.optimizer.step()
         self.num_steps += 1
         return merge_stats(pieces) | {"grad_norm": float(norm), "learning_rate": rate}
+
+    def alignment(self, first: Sequence[Sample], second: Sequence[Sample]) -> dict[str, float]:
+        """See ``Trainer``. Raises as ``step`` does; weights, moments and the count of steps stay as they are."""
+        found = []
+        for samples in (first, second):
+            self._gradient(samples, "policy")
+            found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()])
+        self.optimizer.zero_grad()  # lets go of the gradients, which live on in ``found``
+        one, two = found
+        norms = {"first_norm": _dot(one, one) ** 0.5, "second_norm": _dot(two, two) ** 0.5}
+        product = norms["first_norm"] * norms["second_norm"]
+        return norms | ({"cosine": _dot(one, two) / product} if product else {})
 
     def save(self, folder: Path, *, policy_version: int) -> None:
         """See ``Trainer``. ``trainer.safetensors`` holds ``parameter/field`` of AdamW, ``trainer.json`` the rest."""
@@ -92,6 +95,20 @@ class TorchTrainer:
         self.model = None
         self.parameters = {}
         self.optimizer = None  # type: ignore[assignment]
+
+    def _gradient(self, samples: Sequence[Sample], objective: Objective) -> tuple[list[dict[str, float]], Tensor]:
+        """Leave the gradient over all samples on the parameters; the statistics of its pieces, and its norm."""
+        _check_samples(samples)
+        self.optimizer.zero_grad()
+        pieces: list[dict[str, float]] = []
+        norm = torch.zeros(())
+        for indices in microbatches([len(s.token_ids) for s in samples], self._optim.tokens_per_microbatch):
+            chosen = [samples[index] for index in indices]
+            pieces += self._backward(chosen, objective)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+            if not torch.isfinite(norm):
+                raise FloatingPointError(f"the gradient is not finite after samples {[s.key for s in chosen]}")
+        return pieces, norm
 
     def _backward(self, samples: Sequence[Sample], objective: Objective) -> list[dict[str, float]]:
         """Add the gradient of one micro-batch; statistics of each piece of its N loss tokens.
@@ -205,6 +222,11 @@ def _check_samples(samples: Sequence[Sample]) -> None:
             raise ValueError(f"sample {sample.key}: no token of it trains")
         if sample.loss_mask[0]:
             raise ValueError(f"sample {sample.key}: nothing comes before its first token, so it cannot train")
+
+
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    products = (torch.dot(a.flatten().double(), b.flatten().double()) for a, b in zip(first, second, strict=True))
+    return float(sum(products))
 
 
 @torch.no_grad()

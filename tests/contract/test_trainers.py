@@ -21,6 +21,7 @@ from mempo.config import LossConfig, Optim, Runtime
 from mempo.engines import loader, open_engine
 from mempo.packing import chain
 from mempo.records import Sample
+from mempo.storage import content_hash
 from mempo.trainers import Trainer, open_trainer, torch_trainer
 
 TRAINERS = ["torch"]
@@ -246,6 +247,56 @@ def test_a_gradient_that_is_not_finite_names_its_samples(tiny_policy: Path, runt
     before, after = load_file(tiny_policy / "model.safetensors"), load_file(tmp_path / "p" / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert math.isfinite(trainer.step([make_sample("good/0/1", 3, 8)])["grad_norm"])  # and it goes on
+
+
+def opposite(samples: list[Sample]) -> list[Sample]:
+    """The same samples worth the reverse: at ratio 1, where nothing is clipped, the gradient turns round."""
+    return [
+        replace(s, outcome_advantage=-s.outcome_advantage, memory_advantages=[-a for a in s.memory_advantages])
+        for s in samples
+    ]
+
+
+def test_alignment_is_the_cosine_of_two_gradients(tiny_policy: Path, runtime: Runtime) -> None:
+    samples = on_policy(tiny_policy, runtime, [make_sample(f"s{i}", 5, 9 + i) for i in range(3)], 1.0)
+    trainer = open_trainer(tiny_policy, OPTIM, LossConfig(), runtime)
+    same = trainer.alignment(samples, samples)
+    assert same["cosine"] == pytest.approx(1.0, abs=1e-12)
+    assert same["first_norm"] == same["second_norm"] > 0
+    assert trainer.alignment(samples, opposite(samples))["cosine"] == pytest.approx(-1.0, abs=1e-5)
+    thrice = [replace(sample, weight=3 * sample.weight) for sample in samples]
+    scaled = trainer.alignment(samples, thrice)
+    assert scaled["cosine"] == pytest.approx(1.0, abs=1e-5)
+    assert scaled["second_norm"] == pytest.approx(3 * scaled["first_norm"], rel=1e-4)
+
+    one, two = (expected_gradient(tiny_policy, part, LossConfig(), 1.0) for part in (samples[:1], samples[1:]))
+    flat = [torch.cat([g.flatten() for name, g in sorted(part.items()) if name != "loss"]) for part in (one, two)]
+    found = trainer.alignment(samples[:1], samples[1:])
+    assert found["cosine"] == pytest.approx(float(torch.cosine_similarity(*flat, dim=0)), abs=1e-4)
+    assert found["first_norm"] == pytest.approx(float(flat[0].norm()), rel=1e-4)
+    assert found["second_norm"] == pytest.approx(float(flat[1].norm()), rel=1e-4)
+
+
+def test_alignment_with_nothing_has_no_cosine(tiny_policy: Path, runtime: Runtime) -> None:
+    (sample,) = on_policy(tiny_policy, runtime, [make_sample("a", 4, 8)], 1.0)
+    nothing = replace(sample, outcome_advantage=0.0, memory_advantages=[0.0] * 12)
+    found = open_trainer(tiny_policy, OPTIM, LossConfig(), runtime).alignment([sample], [nothing])
+    assert found.keys() == {"first_norm", "second_norm"}
+    assert found["second_norm"] == 0
+
+
+def test_alignment_leaves_the_trainer_as_it_was(tiny_policy: Path, runtime: Runtime, tmp_path: Path) -> None:
+    samples = [make_sample("a", 4, 8), make_sample("b", 6, 5)]
+    saved = {}
+    for asked in (False, True):
+        trainer = open_trainer(tiny_policy, OPTIM, LossConfig(), runtime)
+        for step in range(2):
+            if asked:
+                trainer.alignment(samples, opposite(samples))
+            trainer.step(samples)
+            trainer.save(tmp_path / f"{asked}-{step}", policy_version=step)
+            saved[asked, step] = content_hash(tmp_path / f"{asked}-{step}")
+    assert saved[True, 0] == saved[False, 0] != saved[False, 1] == saved[True, 1]  # weights, moments, steps, RNG
 
 
 def test_samples_that_cannot_train_are_refused(tiny_policy: Path, runtime: Runtime) -> None:

@@ -30,6 +30,7 @@ loop: {num_rounds: 6, questions_per_round: 2, group_size: 4, dev_every: 3}
 evaluation: {num_questions: 8}
 runtime: {num_threads: 1}
 tracking: {figure_every: 3}
+diagnose: {every: 2}
 policies:
   mempo: {}
   grpo: {advantage: {mem_weight: 0.0}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from mempo.config import Config
 from mempo.evaluation import EvaluationRow
 from mempo.records import Sample
 from mempo.workspace import Run, Workspace
-from tasks import evaluation, round as steps
+from tasks import diagnose as diagnosing, evaluation, round as steps
 from tests.unit.builders import question
+from tests.unit.test_scoring import FRANCE, JAPAN, NO_MEMORY, THREE_TURNS, make_trajectory
 
 
 @pytest.fixture
@@ -94,3 +96,62 @@ def test_leftovers_of_killed_writes_are_no_data(run: Run) -> None:
     assert found.folder == run.folder and not run.policy(1).exists()
     steps.remake(run, 1)
     assert not (run.folder / ".policy_0001.tmp").exists()
+
+
+@pytest.mark.parametrize("mem_weight", [1.0, 0.0])
+def test_controls_change_nothing_of_training(
+    tiny_policy: Path, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mem_weight: float
+) -> None:
+    """Two rounds of given trajectories, then rollouts of the trained policy: the same bits with controls as without."""
+    monkeypatch.setattr(diagnosing, "_diagnose", diagnosing._diagnose.fn)
+    monkeypatch.setattr(steps, "_update", steps._update.fn)
+    left: dict[int, list[Any]] = {}
+    for every in (0, 1):
+        workspace = Workspace(tmp_path / str(every))
+        shutil.copytree(tiny_policy, workspace.checkpoint("warmstart"))
+        storage.write_records(workspace.data / "train.parquet", [FRANCE, JAPAN])
+        (workspace.data / "corpus.jsonl").write_text('{"id": "1", "contents": "Ulm\\nUlm lies on the Danube."}\n')
+        sections = {
+            "diagnose": {"every": every},
+            "advantage": {"mem_weight": mem_weight},
+            "mem_reward": {"mask": "none"},  # so poor a policy's probes clear no threshold
+            "loop": {"questions_per_round": 2, "group_size": 2},
+            "rollout": {"max_response_tokens": 16},
+            "optim": {"learning_rate": 1e-3},
+        }
+        run = workspace.run("mempo", Config.model_validate(sections), {})
+        policy = run.policy(0)
+        for index in range(2):
+            storage.write_records(run.round(index) / "questions.parquet", [FRANCE, JAPAN])
+            storage.write_records(
+                run.round(index) / "rollouts.parquet",
+                [
+                    replace(make_trajectory(tiny_tokenizer, asked, i, texts), policy_version=index, answer=answer)
+                    for asked in (FRANCE, JAPAN)
+                    for i, (texts, answer) in enumerate(((THREE_TURNS, "Yen"), (NO_MEMORY, "Paris; Yen")))
+                ],
+            )
+            steps.score.fn(run, index, policy)
+            steps.advantage.fn(run, index)
+            diagnosing.diagnose(run, index)
+            policy = steps.update(run, index, policy)
+        steps.rollout.fn(run, 2, policy)
+        kept = [storage.content_hash(run.policy(version)) for version in (1, 2)]
+        rollouts = storage.content_hash(run.round(2) / "rollouts.parquet")
+        left[every] = [run.folder.name, *kept, rollouts, diagnosing.controls_table(run, 1).empty]
+        made = (run.round(1) / "diagnose.json").exists()
+        assert made == bool(every)
+        if made:
+            figures = storage.read_json(run.round(1) / "diagnose.json")["figures"]
+            assert figures["own/n"] > 0
+            assert ("gradient/cosine" in figures) == (mem_weight > 0)
+    assert left[0] == [*left[1][:-1], True]
+    assert not left[1][-1]
+
+
+def test_controls_need_a_context_with_a_memory(run: Run) -> None:
+    for rule in ("full", "none"):
+        sections = {"rollout": {"context": rule}, "format": {"require_memory": False}, "advantage": {"mem_weight": 0.0}}
+        config = Config.model_validate(sections)
+        diagnosing.diagnose(replace(run, config=config), 0)
+    assert not (run.round(0) / "diagnose.json").exists()

@@ -1,0 +1,61 @@
+"""A look at known good and bad memories every few rounds. It changes nothing that training reads."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from mempo import controls, rounds, storage
+from mempo.data import Truth
+from mempo.records import Sample, Trajectory
+from mempo.standins import read_facts
+from mempo.trainers import open_trainer
+from mempo.workspace import Run
+from tasks.round import Figures, policy_engine, remake, step
+
+
+@step
+def _diagnose(run: Run, round_index: int) -> Figures:
+    folder, config = run.round(round_index), run.config
+    records = rounds.read_round(folder)
+    policy = remake(run, round_index)
+    facts = _facts(run.workspace.data / "truth.parquet")
+    figures, rows = controls.measure(policy_engine(policy, run), records, config, facts, round_index=round_index)
+    storage.write_records(folder / "controls.parquet", rows)
+    return figures | _alignment(run, policy, round_index, records.trajectories)
+
+
+def _alignment(run: Run, policy: Path, round_index: int, trajectories: list[Trajectory]) -> Figures:
+    """Gradients of the outcome's and of the memory's part of the loss on the chosen turns' ``<mem>`` tokens."""
+    config = run.config
+    built = storage.read_records(run.round(round_index) / "samples.parquet", Sample)
+    outcome, memory = controls.signals(built, trajectories, config, round_index)
+    if not outcome or not config.uses_memory_reward:
+        return {}
+    loss = config.loss.model_copy(update={"kl_coef": 0.0})  # the KL term would pull both the same way
+    trainer = open_trainer(policy, config.optim, loss, config.runtime, temperature=config.rollout.temperature)
+    found = trainer.alignment(outcome, memory)
+    trainer.close()
+    names = {"cosine": "cosine", "first_norm": "outcome_norm", "second_norm": "memory_norm"}
+    return {f"gradient/{names[name]}": value for name, value in found.items()}
+
+
+def diagnose(run: Run, round_index: int) -> None:
+    """The controls of rounds 0, ``diagnose.every``, twice that, and so on, where the context holds a memory."""
+    every = run.config.diagnose.every
+    if every and round_index % every == 0 and run.config.rollout.context == "memory":
+        _diagnose(run, round_index)
+
+
+def controls_table(run: Run, last_round: int) -> pd.DataFrame:
+    """The controls of rounds 0 to ``last_round``, one row a memory; empty where none were made."""
+    files = {i: run.round(i) / "controls.parquet" for i in range(last_round + 1)}
+    tables = [pd.read_parquet(file).assign(round=i) for i, file in files.items() if file.exists()]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+@cache
+def _facts(file: Path) -> dict[str, list[Truth]]:
+    return read_facts(file)
