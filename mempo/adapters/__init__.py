@@ -1,0 +1,1 @@
+"""The memory reward inside the trainers of others. Nothing else of ``mempo`` imports this. See docs/adapters.md."""
