@@ -24,7 +24,8 @@ STATUSES = {
     "answered": "#c6dbe8", "no_action": "#e69f00", "max_turns": "#56b4e9",
     "truncated": "#cc79a7", "context_overflow": "#009e73", "tool_failed": "#d55e00",
 }  # fmt: skip
-PHASES = {"rollout": "#0072b2", "score": "#56b4e9", "advantage": "#e69f00", "update": "#d55e00", "check": "#7a7a7a"}
+PHASES = {"rollout": "#0072b2", "score": "#56b4e9", "advantage": "#e69f00", "diagnose": "#cc79a7",
+          "update": "#d55e00", "check": "#7a7a7a"}  # fmt: skip
 HEALTH = {
     "approx_kl": "KL to the sampling policy (nats)", "clip_fraction": "clipped tokens (share)",
     "grad_norm": "gradient norm", "entropy": "entropy (nats a token)",
@@ -45,8 +46,9 @@ def standard_error(values: pd.Series[float]) -> float:
 
 
 def training_cpu_seconds(table: pd.DataFrame) -> pd.Series[float]:
-    """CPU-seconds up to the end of each round; dev checks are no training and stay out."""
-    used = [name for name in table.columns if name.startswith("cpu/") and name != "cpu/check_s"]
+    """CPU-seconds up to the end of each round; dev checks and controls are no training and stay out."""
+    looks = ("cpu/check_s", "cpu/diagnose_s")
+    used = [name for name in table.columns if name.startswith("cpu/") and name not in looks]
     return table[used].sum(axis="columns").cumsum()
 
 

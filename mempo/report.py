@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from mempo import figures, storage
-from mempo.results import START, Results, differences, read, train_figures
+from mempo import figures, ridges, storage, viewer
+from mempo.diagnoses.captions import CAPTIONS, label
+from mempo.results import START, Results, controlled, differences, read, train_figures
 from mempo.style import ordered
 from mempo.workspace import Workspace
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.figure import Figure
 
 # Columns of plots/<policy>.csv, where the run has them.
@@ -33,10 +35,11 @@ def build(root: Path) -> Path:
     """
     workspace, results = Workspace(root), read(root)
     trained = {name: train_figures(frame) for name, frame in results.rounds.items()}
-    images = {name: _png(figure) for name, figure in _figures(results).items()}
+    images = {name: png(figure) for name, figure in _figures(results).items()}
     page = _page(results, trained, images)
     with storage.whole_folder(workspace.report) as folder:
         (folder / "index.html").write_text(page, encoding="utf-8")
+        (folder / "trajectories.html").write_text(_trajectories(root, results), encoding="utf-8")
         for name, image in images.items():
             (folder / f"{name}.png").write_bytes(image)
     storage.write_json(workspace.metrics / "train.json", trained)
@@ -81,39 +84,68 @@ def _figures(results: Results) -> dict[str, Figure]:
         rewards = results.rewards[name]
         drawn[f"mem_reward_{name}"] = figures.mem_reward_box(rewards)
         drawn[f"mem_reward_by_turn_{name}"] = figures.mem_reward_by_turn(rewards)
+        drawn[f"mem_reward_ridges_{name}"] = ridges.over_rounds(rewards)
+        drawn[f"mem_reward_ridges_by_turn_{name}"] = ridges.by_turn(rewards)
         drawn[f"probes_{name}"] = figures.probes(rewards)
     return drawn
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     # The drawing program's version stays out: equal figures are equal files.
     file = BytesIO()
     figure.savefig(file, format="png", dpi=200, metadata={"Software": None})
     return file.getvalue()
 
 
-def _page(results: Results, trained: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
+def embedded(figure: Figure) -> str:
+    """The picture as text that a page holds in itself."""
+    return base64.b64encode(png(figure)).decode()
+
+
+def pages() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Autoescape: questions, passages and model text are data, whatever they hold.
-    pages = Environment(
+    return Environment(
         loader=PackageLoader("mempo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+
+
+def _trajectories(root: Path, results: Results) -> str:
+    """The viewer, a page of its own."""
+    policies = {name: viewer.read(root, name, results.rewards[name]) for name in results.rewards}
+    shown = [scene for by_round in policies.values() for of_round in by_round.values() for scene in of_round]
+    page = pages()
+    page.filters["visible"] = viewer.visible
+    return page.get_template("trajectories.html").render(
+        policies=policies, scale=viewer.scale_end(shown), count=viewer.SHOWN
+    )
+
+
+def _page(results: Results, trained: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
     sampled = results.evaluation[~results.evaluation["greedy"]]
     counts = sampled.drop_duplicates("question_id").groupby("num_objectives").size()
-    return pages.get_template("report.html").render(
-        names=ordered(results.metrics),
-        start=START,
-        metrics=results.metrics,
-        errors={name: _error(row) for name, row in results.metrics.items()},
-        counts=counts.to_dict(),
-        by_objectives=sampled.groupby(["policy", "num_objectives"])["em"].mean().to_dict(),
-        majority=results.majority,
-        differences=differences(results.evaluation),
-        trained=trained,
-        phases=[phase for phase in figures.PHASES if any(phase in entry["seconds"] for entry in trained.values())],
-        smooth=figures.SMOOTH,
-        with_memory=results.with_memory,
-        images={name: base64.b64encode(image).decode() for name, image in images.items()},
-        excerpts=results.excerpts,
+    return (
+        pages()
+        .get_template("report.html")
+        .render(
+            names=ordered(results.metrics),
+            start=START,
+            metrics=results.metrics,
+            errors={name: _error(row) for name, row in results.metrics.items()},
+            counts=counts.to_dict(),
+            by_objectives=sampled.groupby(["policy", "num_objectives"])["em"].mean().to_dict(),
+            majority=results.majority,
+            differences=differences(results.evaluation),
+            trained=trained,
+            phases=[phase for phase in figures.PHASES if any(phase in entry["seconds"] for entry in trained.values())],
+            smooth=figures.SMOOTH,
+            with_memory=results.with_memory,
+            images={name: base64.b64encode(image).decode() for name, image in images.items()},
+            excerpts=results.excerpts,
+            diagnoses=results.diagnoses,
+            controls={name: controlled(frame) for name, frame in results.rounds.items()},
+            captions=CAPTIONS,
+            label=label,
+        )
     )

@@ -27,13 +27,17 @@ BEST = {"em": "em", "dev/em_greedy": "dev_em_greedy", "format_rate": "format_rat
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """``rounds`` and ``rewards`` by trained policy; ``majority`` is EM by number of objectives, and of ``all``."""
+    """``rounds``, ``rewards`` and ``diagnoses`` (``diagnoses.summary``) by trained policy.
+
+    ``majority`` is EM by number of objectives, and of ``all``.
+    """
 
     metrics: Mapping[str, Mapping[str, float]]
     evaluation: pd.DataFrame
     majority: Mapping[str, float]
     rounds: Mapping[str, pd.DataFrame]
     rewards: Mapping[str, pd.DataFrame]
+    diagnoses: Mapping[str, Any]
     excerpts: list[Excerpt]
 
     @property
@@ -62,19 +66,22 @@ def read(root: Path) -> Results:
     Raises ``FileNotFoundError`` naming the missing file and the command that makes it.
     """
     folder, evaluate = root / "results", "mempo evaluate"
-    evaluation = pd.read_parquet(_there(folder / "evaluation.parquet", evaluate))
-    majority = storage.read_json(_there(folder / "majority.json", evaluate))
-    metrics = storage.read_json(_there(Workspace(root).metrics / "evaluation.json", evaluate))
+    evaluation = pd.read_parquet(there(folder / "evaluation.parquet", evaluate))
+    majority = storage.read_json(there(folder / "majority.json", evaluate))
+    metrics = storage.read_json(there(Workspace(root).metrics / "evaluation.json", evaluate))
     counts = evaluation.drop_duplicates("question_id")["num_objectives"]
     everything = sum(majority[str(count)] for count in counts) / len(counts)
     names = [name for name in ordered(evaluation["policy"]) if name != START]
     by_round, rewards = (
-        {name: pd.read_parquet(_there(folder / name / f"{kind}.parquet", f"mempo train {name}")) for name in names}
+        {name: pd.read_parquet(there(folder / name / f"{kind}.parquet", f"mempo train {name}")) for name in names}
         for kind in ("rounds", "rewards")
     )
+    diagnosed = {
+        name: storage.read_json(there(folder / name / "diagnoses.json", f"mempo train {name}")) for name in names
+    }
     shown = [*_with_memory(rewards), *names][:1]
     found = [excerpt for name in shown for excerpt in _excerpts(folder, name, rewards[name])]
-    return Results(metrics, evaluation, majority | {"all": everything}, by_round, rewards, found)
+    return Results(metrics, evaluation, majority | {"all": everything}, by_round, rewards, diagnosed, found)
 
 
 def train_figures(frame: pd.DataFrame) -> dict[str, Any]:
@@ -103,6 +110,16 @@ def train_figures(frame: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
+def controlled(frame: pd.DataFrame) -> dict[int, dict[str, float]]:
+    """The figures of known good and bad memories, of the first and of the last round that has them."""
+    names = [name for name in frame.columns if name.startswith("control/")]
+    measured = frame[frame["control/own/n"] > 0] if names else frame[:0]
+    return {
+        int(row["round"]): {n.removeprefix("control/"): float(row[n]) for n in names if pd.notna(row[n])}
+        for _, row in pd.concat([measured.head(1), measured.tail(1)]).iterrows()
+    }
+
+
 def differences(rows: pd.DataFrame) -> list[Difference]:
     """Every two policies, the warm start always second. Paired: what makes a question hard for both drops out."""
     sampled = rows[~rows["greedy"]].pivot(index="question_id", columns="policy", values="em")
@@ -119,12 +136,13 @@ def _excerpts(folder: Path, name: str, rewards: pd.DataFrame) -> list[Excerpt]:
     """Trajectories of the last round of ``name``."""
     last, command = int(rewards["round"].max()), f"mempo train {name}"
     kept = folder / name / "trajectories"
-    trajectories = storage.read_records(_there(kept / f"rollouts_{last:04d}.parquet", command), Trajectory)
-    questions = storage.read_records(_there(kept / f"questions_{last:04d}.parquet", command), Question)
+    trajectories = storage.read_records(there(kept / f"rollouts_{last:04d}.parquet", command), Trajectory)
+    questions = storage.read_records(there(kept / f"questions_{last:04d}.parquet", command), Question)
     return choose(trajectories, rounds.by_question(questions), rewards[rewards["round"] == last])
 
 
-def _there(path: Path, command: str) -> Path:
+def there(path: Path, command: str) -> Path:
+    """``path``. Raises ``FileNotFoundError`` naming it and the command that makes it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; `{command}` makes it")
     return path

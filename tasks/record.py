@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from prefect import task
 from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
 
-from mempo import figures as drawing, storage
+from mempo import diagnoses, figures as drawing, rounds, storage, viewer
+from mempo.engines.loader import load_tokenizer
 from mempo.samples import TurnReward
 from mempo.workspace import Run
-from tasks import tracking
-from tasks.round import PROCESS, Figures, remake
+from tasks import traces, tracking
+from tasks.diagnose import controls_table
+from tasks.round import PROCESS, Figures, remake, truth
 
-STEPS = ("rollout", "score", "advantage", "update", "check")
+TRACED = 4  # trajectories of a round with pictures
+DIAGNOSED = 8  # last rounds whose diagnoses the report shows together
+STEPS = ("rollout", "score", "advantage", "diagnose", "update", "check")
+PREFIXES = {"diagnose": "control/", "check": "dev/"}
 SHOWN = (
     *("em", "reward/mean", "format_rate", "turns", "dev/em_greedy"),
     *("mem_reward/p05", "mem_reward/p50", "mem_reward/p95", "p_mem/mean", "p_full/mean"),
+    *("diagnose/truth/correlation", "diagnose/filter/flips_none"),
     *("approx_kl", "clip_fraction", "grad_norm", "entropy", "sampler_gap"),
 )
 
 
 @contextmanager
-def tracked(run: Run) -> Iterator[tracking.TrackedRun]:
+def tracked(run: Run, tags: Mapping[str, str]) -> Iterator[tracking.TrackedRun]:
     """The MLflow run of ``run``: one flat run, resumed by the id in its folder, ended as what it came to."""
-    tags = {"policy": run.name, "run_folder": run.folder.name, "context": run.config.rollout.context}
     opened = tracking.open_tracking(
         run.name,
-        run.config.model_dump(mode="json", exclude={"policies"}),
-        tags,
+        run.config.model_dump(mode="json", exclude={"policies", "ablate"}),
+        _provenance(run) | dict(tags),
         run.folder / "mlflow.json",
         experiment=run.config.tracking.experiment,
     )
@@ -48,6 +53,21 @@ def tracked(run: Run) -> Iterator[tracking.TrackedRun]:
         tracking.close(opened, "FAILED")
         raise
     tracking.close(opened)
+
+
+def _provenance(run: Run) -> dict[str, str]:
+    """Where a run's figures come from: tags by which MLflow's table is searched and its charts are grouped."""
+    made = storage.read_json(run.config_file)
+    return {
+        "policy": run.name,
+        "run_folder": run.folder.name,
+        "context": run.config.rollout.context,
+        "seed": str(run.config.loop.seed),
+        "config_hash": run.folder.name.rpartition("-")[2],
+        "data_hash": str(made["inputs"]["data"])[:12],
+        "git_commit": made["versions"].get("commit", "unknown"),
+        "flow_run_id": str(flow_run.id or ""),
+    }
 
 
 @task(task_run_name="log {round_index}", persist_result=False)
@@ -73,20 +93,32 @@ def log_round(run: Run, opened: tracking.TrackedRun, round_index: int) -> None:
 
 
 def _log_pictures(run: Run, opened: tracking.TrackedRun, round_index: int) -> None:
-    rounds = pd.DataFrame([{"round": i} | round_figures(run, i) for i in range(round_index + 1)])
-    columns = ["round", *(name for name in SHOWN if name in rounds)]
-    tracking.log_table(opened, "rounds", {name: rounds[name].tolist() for name in columns})
+    table = pd.DataFrame([{"round": i} | round_figures(run, i) for i in range(round_index + 1)])
+    columns = ["round", *(name for name in SHOWN if name in table)]
+    tracking.log_table(opened, "rounds", {name: table[name].tolist() for name in columns})
     rewards = rewards_table(run, round_index)
     tracking.log_figure(opened, drawing.mem_reward_box(rewards), "mem_reward_box.png")
     tracking.log_figure(opened, drawing.mem_reward_by_turn(rewards), "mem_reward_by_turn.png")
+    for traced in _traces(run, round_index):
+        tracking.log_trace(opened, traced, _finished_ms(run, round_index))
+
+
+def _traces(run: Run, round_index: int) -> list[traces.Trace]:
+    """A few of the round's trajectories, one of each kind that the report's viewer shows."""
+    made = rounds.read_round(run.round(round_index))
+    scenes = viewer.scenes(
+        made.trajectories, made.questions, made.scores, made.table, run.config.mem_reward, count=TRACED
+    )
+    tokenizer = load_tokenizer(run.policy(0))
+    prompts = [[tokenizer.decode(view.turn.prompt_ids) for view in scene.turns] for scene in scenes]
+    return [traces.trace(scene, texts, round_index) for scene, texts in zip(scenes, prompts, strict=True)]
 
 
 def rewards_table(run: Run, last_round: int) -> pd.DataFrame:
     """Every turn's reward of rounds 0 to ``last_round``, one row a turn."""
-    tables = [pd.read_parquet(run.round(i) / "rewards.parquet").assign(round=i) for i in range(last_round + 1)]
-    # A round without a turn, every question longer than its limit, is a file without columns.
-    columns = [*(field.name for field in fields(TurnReward)), "round"]
-    return pd.concat(tables, ignore_index=True).reindex(columns=columns)
+    files = [run.round(i) / "rewards.parquet" for i in range(last_round + 1)]
+    tables = [rounds.reward_frame(storage.read_records(file, TurnReward)) for file in files]
+    return pd.concat([table.assign(round=i) for i, table in enumerate(tables)], ignore_index=True)
 
 
 def round_figures(run: Run, round_index: int) -> Figures:
@@ -94,7 +126,7 @@ def round_figures(run: Run, round_index: int) -> Figures:
     found: Figures = {}
     for name in STEPS:
         if made := _entry(run, round_index, name):
-            prefix = "dev/" if name == "check" else ""
+            prefix = PREFIXES.get(name, "")
             found |= {f"{prefix}{key}": value for key, value in made["figures"].items()}
             found |= {f"time/{name}_s": made["seconds"], f"cpu/{name}_s": made["cpu_seconds"]}
     return found
@@ -135,12 +167,17 @@ def publish(run: Run) -> None:
         for label, version in kept.items():
             copy_policy(remake(run, version), folder / label)
     with storage.whole_folder(workspace.results(run.name)) as folder:
-        rounds = [{"round": i} | round_figures(run, i) | round_clock(run, i) for i in range(last + 1)]
-        pd.DataFrame(rounds).to_parquet(folder / "rounds.parquet")
+        by_round = [{"round": i} | round_figures(run, i) | round_clock(run, i) for i in range(last + 1)]
+        pd.DataFrame(by_round).to_parquet(folder / "rounds.parquet")
         rewards_table(run, last).to_parquet(folder / "rewards.parquet")
+        last_rounds = [rounds.read_round(run.round(i)) for i in range(max(0, last + 1 - DIAGNOSED), last + 1)]
+        storage.write_json(folder / "diagnoses.json", diagnoses.summary(last_rounds, run.config, truth(run)))
+        if not (controls := controls_table(run, last)).empty:
+            controls.to_parquet(folder / "controls.parquet")
+        shutil.copyfile(run.config_file, folder / "config.json")
         (folder / "trajectories").mkdir()
         for index in {0, last}:
-            for name in ("rollouts", "questions"):
+            for name in ("rollouts", "questions", "scores"):
                 source = run.round(index) / f"{name}.parquet"
                 shutil.copyfile(source, folder / "trajectories" / f"{name}_{index:04d}.parquet")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,18 +18,18 @@ from typing import Any
 
 import mlflow
 from matplotlib.figure import Figure
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, Param, RunTag, Span, TraceInfo, TraceLocation, TraceState
+from mlflow.tracing.client import TracingClient
 
 from mempo import local, storage
 from mempo.config import digest
 from tasks import chart_view
+from tasks.names import PASSWORD_IN_URL, flat_params, metric_name
+from tasks.traces import Trace
 
 log = logging.getLogger(__name__)
 
-# MLflow's limits: 6000 characters a value, 250 a name, 100 params and 1000 metrics a call.
-_MAX_VALUE, _MAX_NAME, _MAX_PARAMS, _MAX_METRICS = 6000, 250, 100, 1000
-_SECRET = re.compile(r"(^|[._-])(password|passwd|secret|api_?key|(access|auth|api)_?token|credentials?)$", re.I)
-_PASSWORD_IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")
+_MAX_PARAMS, _MAX_METRICS = 100, 1000  # MLflow's limits of a call
 
 Round = tuple[int, Mapping[str, float], int]
 
@@ -120,33 +119,30 @@ def log_figure(run: TrackedRun, figure: Figure, name: str) -> bool:
     return _attempt(run, lambda run_id: mlflow.MlflowClient().log_figure(run_id, figure, name))
 
 
+def log_trace(run: TrackedRun, trace: Trace, timestamp_ms: int) -> bool:
+    """``trace`` in the run's experiment, linked to the run; the same key again is the same trace."""
+    trace_id = f"tr-{digest([run.key, trace.key], 32)}"
+
+    def send(run_id: str) -> None:
+        place = TraceLocation.from_experiment_id(mlflow.MlflowClient().get_run(run_id).info.experiment_id)
+        info = TraceInfo(trace_id, place, timestamp_ms, TraceState.OK, **trace.summary(run_id))
+        # The store itself: the public way hands spans to a queue that swallows failures, each after tries of its own.
+        client = TracingClient()
+        client.log_spans(info.experiment_id, [Span.from_dict(span) for span in trace.rows(trace_id, timestamp_ms)])
+        client.start_trace(info)
+
+    return _attempt(run, send)
+
+
 def close(run: TrackedRun, status: str = "FINISHED") -> bool:
     """End the run as FINISHED, FAILED or KILLED; tried even where the server was down a moment ago."""
     run.silent_until = 0.0
     return _attempt(run, lambda run_id: mlflow.MlflowClient().set_terminated(run_id, status))
 
 
-def charts_url(server: str, experiment: str = "mempo") -> str:
-    """The page of ``experiment`` on ``server`` with the prebuilt view."""
-    return f"{server}/#/experiments/{_experiment_id(experiment)}/runs?{chart_view.QUERY}"
-
-
-def metric_name(name: str) -> str:
-    """``name`` as MLflow takes it: letters, digits and ``_-. :/`` stay, others become ``_``; no empty path part."""
-    parts = [part for part in re.sub(r"[^\w\-. :/]", "_", name).split("/") if part.strip(".")]
-    return "/".join(parts)[:_MAX_NAME] or "_"
-
-
-def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """``{"loop": {"seed": 0}}`` -> ``{"loop.seed": "0"}``; secrets left out, passwords in URLs hidden, values cut."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        name = metric_name(f"{prefix}{key}")
-        if isinstance(value, Mapping) and value:
-            flat |= flat_params(value, f"{name}.")
-        elif not _SECRET.search(name):
-            flat[name] = _PASSWORD_IN_URL.sub(r"\1:***@", str(value))[:_MAX_VALUE]
-    return flat
+def charts_url(server: str, experiment: str = "mempo", view: str = "mempo") -> str:
+    """The page of ``experiment`` on ``server`` with one of the prebuilt views, see ``chart_view``."""
+    return f"{server}/#/experiments/{_experiment_id(experiment)}/runs?{chart_view.query(view)}"
 
 
 def _attempt(run: TrackedRun, send: Callable[[str], object]) -> bool:
@@ -162,7 +158,7 @@ def _attempt(run: TrackedRun, send: Callable[[str], object]) -> bool:
     except Exception as error:  # whatever a store, a network or a disk raises: training goes on
         now = time.monotonic()
         run.silent_until = now + 20 * (now - began)
-        reason = _PASSWORD_IN_URL.sub(r"\1:***@", str(error)).partition("\n")[0]
+        reason = PASSWORD_IN_URL.sub(r"\1:***@", str(error)).partition("\n")[0]
         log.warning("tracking: %s; logged later from the files", reason[:200])
         return False
     return True
@@ -189,11 +185,13 @@ def _experiment_id(name: str) -> str:
     # The first client makes the SQLite store, and two processes that make one at once fail.
     with local.locked("mlflow"):
         client = mlflow.MlflowClient()
-        if found := client.get_experiment_by_name(name):
-            return str(found.experiment_id)
-        # The default would be ./mlruns, which is gone with a temporary copy of the repository.
-        sqlite = mlflow.get_tracking_uri().startswith("sqlite")
-        location = (local.state_folder() / "artifacts" / metric_name(name)).as_uri() if sqlite else None
-        experiment_id = str(client.create_experiment(name, artifact_location=location))
-        client.set_experiment_tag(experiment_id, chart_view.TAG, chart_view.shared_view())
-        return experiment_id
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            # The default would be ./mlruns, which is gone with a temporary copy of the repository.
+            sqlite = mlflow.get_tracking_uri().startswith("sqlite")
+            location = (local.state_folder() / "artifacts" / metric_name(name)).as_uri() if sqlite else None
+            found = client.get_experiment(client.create_experiment(name, artifact_location=location))
+        for tag, view in chart_view.tags().items():
+            if tag not in found.tags:  # a view that somebody rearranged stays
+                client.set_experiment_tag(found.experiment_id, tag, view)
+        return str(found.experiment_id)

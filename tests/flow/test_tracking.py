@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 
 from mempo.config import Config
-from tasks import chart_view, tracking
+from mempo.samples import build
+from mempo.viewer import Scene, scenes
+from tasks import chart_view, traces, tracking
+from tests.unit.builders import question, trajectory, turn, turn_score
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config().model_dump(mode="json")
@@ -172,13 +177,62 @@ def test_tables_and_pictures_are_replaced_not_piled_up(store: Path, tmp_path: Pa
     assert table == {"columns": ["round", "em"], "data": [[0, None], [1, 0.5]]}
 
 
-def test_the_experiment_carries_the_prebuilt_view(store: Path, tmp_path: Path) -> None:
-    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="mine")
-    experiment = mlflow.MlflowClient().get_experiment_by_name("mine")
-    assert experiment is not None and chart_view.TAG in experiment.tags
-    url = tracking.charts_url("http://127.0.0.1:5000", "mine")
-    assert url.startswith(f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?")
-    assert "compareRunsMode=CHART" in url and f"viewStateShareKey={chart_view.KEY}" in url
+def views(name: str) -> dict[str, Any]:
+    """The states of the experiment's views by their names, as the page decodes them."""
+    experiment = mlflow.MlflowClient().get_experiment_by_name(name)
+    assert experiment is not None
+    stored = {
+        tag.rpartition(".")[2]: json.loads(text)["state"] for tag, text in experiment.tags.items() if "View" in tag
+    }
+    packed = {name: base64.b64decode(state.removeprefix("deflate;")) for name, state in stored.items()}
+    return {name: json.loads(zlib.decompress(state)) for name, state in packed.items()}
+
+
+def test_the_experiment_carries_the_prebuilt_views(store: Path, tmp_path: Path) -> None:
+    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="mine")
+    found = views("mine")
+    assert set(found) == set(chart_view.VIEWS) == {"mempo", "ablation"}
+    assert found["ablation"]["groupBy"]["groupByKeys"][1] == {"mode": "tag", "groupByData": "variant"}
+    assert "groupBy" not in found["mempo"]
+    url = tracking.charts_url("http://127.0.0.1:5000", "mine", "ablation")
+    assert url.startswith(f"http://127.0.0.1:5000/#/experiments/{look(run).info.experiment_id}/runs?")
+    assert "compareRunsMode=CHART" in url and "viewStateShareKey=ablation" in url
+
+
+def test_an_older_experiment_gets_the_views_and_keeps_its_own(store: Path, tmp_path: Path) -> None:
+    client = mlflow.MlflowClient()
+    number = client.create_experiment("old", tags={"mlflow.sharedViewState.mempo": "mine"})
+    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="old")
+    tags = client.get_experiment(number).tags
+    assert tags["mlflow.sharedViewState.mempo"] == "mine" and "mlflow.sharedViewState.ablation" in tags
+
+
+def scene(attack: str = "") -> Scene:
+    asked = question("q", [["Lima", "Ciudad de los Reyes"]])
+    said = turn(9, 6, (0, 2), text=f"<mem>m</mem>{attack}", action="answer", observation=None)
+    attempt = trajectory([turn(5, 4, observation=attack), said], "q", answer="Lima")
+    scores = [turn_score(attempt, 1), turn_score(attempt, 2, [-0.1], [-0.2])]
+    _, table = build([attempt], {"q": asked}, scores, Config(), round_index=3)
+    return scenes([attempt], {"q": asked}, scores, table, Config().mem_reward)[0]
+
+
+def test_a_trajectory_is_a_trace_with_a_span_a_turn(store: Path, tmp_path: Path) -> None:
+    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    traced = traces.trace(scene("\x00 </mem> \u202e"), ["x" * 3000 + "who?", "and then?"], 3)
+    for _ in range(2):  # a resumed run logs the round's traces again
+        assert tracking.log_trace(run, traced, HOUR)
+    experiment = look(run).info.experiment_id
+    (found,) = mlflow.MlflowClient().search_traces(locations=[experiment], run_id=run.run_id)
+    assert found.info.tags["round"] == "3" and found.info.tags["chosen"] == "right"
+    assert (found.info.request_time, found.info.execution_duration) == (HOUR, 4 + 6)  # a millisecond a token
+    whole, first, second = sorted(found.data.spans, key=lambda span: (span.start_time_ns, span.name != "q/0"))
+    assert whole.inputs["golden_answers"] == [["Lima", "Ciudad de los Reyes"]] and whole.outputs["answer"] == "Lima"
+    assert {first.parent_id, second.parent_id} == {whole.span_id} and whole.parent_id is None
+    assert first.inputs["prompt"].endswith("xwho?") and len(first.inputs["prompt"]) == traces.PROMPT_TAIL
+    assert first.outputs["observation"] == "\x00 </mem> \u202e" and first.attributes["no_probe"] == "first_turn"
+    assert second.name == "turn 2: answer" and second.outputs["memory"] == "m"
+    assert second.attributes["mem_reward"] == pytest.approx(math.exp(-0.2) - math.exp(-0.1))
+    assert second.attributes["p_mem"] == pytest.approx(math.exp(-0.2)) and second.attributes["mem_advantage"] < 0
 
 
 def test_two_processes_make_one_store(store: Path, tmp_path: Path) -> None:
@@ -214,12 +268,14 @@ def test_a_dead_server_costs_seconds_and_nothing_is_lost(
 ) -> None:
     file = tmp_path / "mlflow.json"
     opened = threading.Event()
+    traced = traces.trace(scene(), ["", ""], 0)
 
     def train() -> tracking.TrackedRun:
         run = tracking.open_tracking("mempo", CONFIG, {}, file)
         for count in range(1, 20):
             assert not tracking.catch_up(run, rounds(count))
             assert not tracking.log_figure(run, Figure(), "mem_reward_box.png")
+            assert not tracking.log_trace(run, traced, HOUR)
         assert not tracking.close(run, "FAILED")
         opened.set()
         return run

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 
-from mempo import evaluation, rounds, storage
+from mempo import diagnoses, evaluation, rounds, storage
+from mempo.config import Config
 from mempo.evaluation import EvaluationRow
-from mempo.records import Question, Trajectory
+from mempo.records import Question, Trajectory, TurnScore
 from mempo.samples import TurnReward
-from tests.unit.builders import trajectory, turn
+from tests.unit.builders import probe_score, trajectory, turn, turn_score
 
 START, END = 0.46, {"warmstart": 0.46, "mempo": 0.80, "grpo": 0.78, "full_context": 0.74}
 HOSTILE = '</pre><script>alert("x")</script> & <|im_end|>'
@@ -76,6 +78,22 @@ def rewards(
     return rows
 
 
+def scores(trajectories: list[Trajectory], table: list[TurnReward]) -> list[TurnScore]:
+    """A probe for every row that has a p: the token "Lima", sure on both sides as its row says, in a frame of two."""
+    of = {t.key: t for t in trajectories}
+    found = []
+    for row in table:
+        full, mem = ([math.log(max(p, 1e-9))] if p is not None else None for p in (row.p_full, row.p_mem))
+        score = turn_score(of[f"{row.question_id}/{row.sample_index}"], row.turn, full, mem)
+        if score.probes and full and mem:
+            spans = {"text": f"<answer>Lima{HOSTILE}", "gold_spans": [(8, 12)], "token_ids": [1, 2, 3],
+                     "starts": [0, 8, 12], "ends": [8, 12, 12 + len(HOSTILE)]}  # fmt: skip
+            probe = probe_score([-0.1, *full, -0.1], [-0.1, *mem, -0.1], **spans)
+            score = replace(score, probes=[probe])
+        found.append(replace(score, reason=row.reason))
+    return found
+
+
 def write_run(root: Path, name: str, num_rounds: int, *, memory: bool) -> None:
     randomness = random.Random(name)
     folder, table, tables = root / "results" / name, [], []
@@ -93,6 +111,8 @@ def write_run(root: Path, name: str, num_rounds: int, *, memory: bool) -> None:
                 "time/check_s": 1.5,
                 "cpu/check_s": 1.4,
             }
+        if index % 8 == 0 and name != "full_context":
+            figures |= _control_figures(skill, memory)
         if index:  # the first round was killed and resumed: it has no wall clock
             figures |= {"wall_s": 5.0, "work_s": 4.6}
         table.append({"round": index} | figures)
@@ -100,8 +120,23 @@ def write_run(root: Path, name: str, num_rounds: int, *, memory: bool) -> None:
         if index in (0, num_rounds - 1):
             storage.write_records(folder / "trajectories" / f"rollouts_{index:04d}.parquet", found)
             storage.write_records(folder / "trajectories" / f"questions_{index:04d}.parquet", asked)
+            storage.write_records(folder / "trajectories" / f"scores_{index:04d}.parquet", scores(found, of_round))
+    storage.write_json(folder / "config.json", {"config": Config().model_dump(mode="json")})
+    made = rounds.RoundRecords(found, rounds.by_question(asked), scores(found, of_round), of_round)
+    storage.write_json(folder / "diagnoses.json", diagnoses.summary([made], Config(), {}))
     pd.DataFrame(table).to_parquet(folder / "rounds.parquet")
     pd.concat(tables, ignore_index=True).to_parquet(folder / "rewards.parquet")
+
+
+def _control_figures(skill: float, memory: bool) -> dict[str, float]:
+    worth = {"own": 0.4 + 0.4 * skill, "complete": 0.8, "dropped": 0.3, "empty": 0.1, "other": 0.12, "none": 0.1}
+    found: dict[str, float] = {"control/all_full": 0.6, "control/wrong/n": 0, "time/diagnose_s": 2.0}
+    for kind, p in worth.items():
+        found |= {f"control/{kind}/n": 100, f"control/{kind}/p_mem": p, f"control/{kind}/reward": p - 0.6}
+        found |= {f"control/{kind}/all_mem": p, f"control/{kind}/below": 0.9, f"control/gain/{kind}": p - 0.6}
+    if memory:
+        found |= {"control/gradient/outcome_norm": 0.2, "control/gradient/memory_norm": 0.3}
+    return found | ({"control/gradient/cosine": -0.25} if memory else {})
 
 
 def _update_figures(skill: float, randomness: random.Random) -> dict[str, float]:

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from mempo import report, storage
+from mempo.diagnoses.captions import CAPTIONS
 from mempo.excerpts import choose, pieces
-from mempo.results import differences, train_figures
+from mempo.results import controlled, differences, train_figures
 from tests.unit.builders import question, trajectory, turn
 from tests.unit.results_tree import HOSTILE, write_tree
 
@@ -61,7 +62,7 @@ def test_the_page_is_self_contained(root: Path, page: Page):
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert page.images and all(source.startswith("data:image/png;base64,") for source in page.images)
     assert not re.search(r"https?://|url\(|@import", html)
-    assert len(page.images) == len(list((root / "report").glob("*.png"))) == 8
+    assert len(page.images) == len(list((root / "report").glob("*.png"))) == 10
 
 
 def test_text_from_the_model_and_the_search_is_text(page: Page):
@@ -80,6 +81,27 @@ def test_the_table_tells_each_policy_and_the_majority_guesser(root: Path, page: 
     words = " ".join(" ".join(page.text["p"]).split())
     assert "300 questions" in words and "differences inside the noise are no result" in words
     assert "Trained without memory reward: grpo, full_context." in words
+
+
+def test_controlled_memories_of_the_policies_that_have_some(page: Page):
+    words = " ".join(" ".join(page.text["p"] + page.text["b"] + page.text["td"]).split())
+    assert "mempo, round 0" in words and "grpo, round 0" in words and "full_context, round" not in words
+    cells = [text.strip() for text in page.text["td"]]
+    of_mempo = cells[cells.index("complete") :]
+    assert of_mempo[:6] == ["complete", "100", "0.800", "+0.200", "0.90", "0.800"]
+    assert "one item wrong" not in cells, "a kind that no turn had"
+    assert "empty <mem></mem>" in cells
+    assert ["0", "0.200", "0.300", "−0.250"] in [
+        cells[i + 1 : i + 5] for i, text in enumerate(cells) if text == "mempo"
+    ]
+
+
+def test_first_and_last_round_with_controls():
+    frame = pd.DataFrame(
+        {"round": [0, 1, 2, 3], "control/own/n": [5, None, 7, 0], "control/own/p_mem": [0.5, None, 0.25, None]}
+    )
+    assert controlled(frame) == {0: {"own/n": 5, "own/p_mem": 0.5}, 2: {"own/n": 7, "own/p_mem": 0.25}}
+    assert controlled(frame[["round"]]) == {}
 
 
 def test_train_json(root: Path):
@@ -133,6 +155,9 @@ def test_built_twice_is_the_same_bytes_and_nothing_stale_stays(root: Path):
         ("results/mempo/rewards.parquet", "mempo train mempo"),
         ("results/mempo/trajectories/rollouts_0000.parquet", "mempo train mempo"),
         ("results/mempo/trajectories/questions_0000.parquet", "mempo train mempo"),
+        ("results/mempo/trajectories/scores_0000.parquet", "mempo train mempo"),
+        ("results/grpo/config.json", "mempo train grpo"),
+        ("results/mempo/diagnoses.json", "mempo train mempo"),
     ],
 )
 def test_a_missing_input_is_named_with_what_makes_it(tmp_path: Path, missing: str, command: str):
@@ -206,3 +231,26 @@ def test_the_terminal_table(root: Path):
     assert policies == ["warmstart", "mempo", "grpo", "full_context"]
     em = metrics["mempo"]["em"]
     assert f"{em:.3f}±{(em * (1 - em) / 300) ** 0.5:.3f}" in captured.get()
+
+
+def test_the_diagnoses_of_every_policy_that_writes_memories(root: Path, page: Page):
+    headings = page.text["h3"]
+    assert "mempo, last round" in headings and "grpo, last round" in headings
+    html = (root / "report" / "index.html").read_text(encoding="utf-8")
+    section = html[html.index("<h2>4.") : html.index("<h2>5.")]
+    mempo, grpo = section.split("<h3>grpo")
+    shown = [name for name, caption in CAPTIONS.items() if caption.title in mempo]
+    assert shown == [name for name in CAPTIONS if name != "truth"]  # nothing knows the facts here
+    assert "Strategies" in grpo and "Variance of the probabilities" not in grpo  # trained without memory reward
+    assert "<td>right below</td>" in mempo and "<td>none</td>" in mempo and "−0.000<" not in section
+
+
+def test_a_label_from_a_file_is_text(tmp_path: Path):
+    write_tree(tmp_path, ("mempo",), num_rounds=1)
+    file = tmp_path / "results" / "mempo" / "diagnoses.json"
+    hostile = {"columns": [HOSTILE], "rows": [[HOSTILE], [None], [3], [-0.00001]]}
+    storage.write_json(file, {"rounds": 2, "tables": {"bias": hostile, "<i>": hostile}})
+    page = Page(report.build(tmp_path).read_text(encoding="utf-8"))
+    shown = HOSTILE.replace("_", " ")
+    assert "script" not in page.tags and shown in page.text["th"] and shown in page.text["td"]
+    assert {"–", "3", "0.000"} <= set(page.text["td"])
