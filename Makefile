@@ -12,10 +12,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(VENV)/bin/python -m pip install --quiet --quiet $(PIP_ARGS)
 MEMPO := $(VENV)/bin/mempo
 MADE := $(VENV)/.made
+VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo demo-quick ui up down report doctor test lint format learn-check clean distclean
+.PHONY: help .venv demo demo-quick ui up down report doctor test test-adapters lint format learn-check ablate clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,14 @@ doctor: $(MADE) ## look at this machine: what is there, what is missing
 test: $(MADE) ## all tests
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q $(ARGS)
 
+# TRL's own environment sees the packages of the other one through a .pth file, and holds only what those lack.
+test-adapters: $(MADE) ## the adapters for other trainers, against the TRL of PyPI
+	@test -x $(VENV_TRL)/bin/python || $(VENV)/bin/python -m venv $(VENV_TRL)
+	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(VENV)/bin/python -c "$$where" > "$$($(VENV_TRL)/bin/python -c "$$where")/mempo-packages.pth"
+	@$(VENV_TRL)/bin/python -m pip install --quiet --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[trl]'
+	@OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -q tests/adapters $(ARGS)
+
 lint: $(MADE) ## ruff and mypy
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -67,10 +76,13 @@ format: $(MADE) ## format and sort imports
 learn-check: $(MADE) ## three seeds: does it learn? (hours)
 	@$(MEMPO) learn-check $(ARGS)
 
+ablate: $(MADE) ## every variant of the memory reward, seed and mix (hours); ARGS="--quick": 15 minutes
+	@$(MEMPO) ablate $(ARGS)
+
 clean: ## stop what was started, remove what was made
 	@if [ -x $(MEMPO) ]; then $(MEMPO) clean; else echo "nothing to remove"; fi
-	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -r {} +
+	@find . -name __pycache__ -type d -not -path './.venv*/*' -prune -exec rm -r {} +
 
 distclean: clean ## clean, and the environment
-	@rm -rf $(VENV) mempo.egg-info
+	@rm -rf $(VENV) $(VENV_TRL) mempo.egg-info
 	@echo "removed $(VENV)"

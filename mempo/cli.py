@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from mempo.stages import Set, stages
+from mempo.standalone import standalone
+from mempo.studies import studies
 
 
 class Commands(TyperGroup):
@@ -38,6 +40,8 @@ app = typer.Typer(
 )
 
 app.add_typer(stages)
+app.add_typer(studies)
+app.add_typer(standalone)
 
 
 @app.command()

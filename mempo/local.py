@@ -20,6 +20,7 @@ from mempo.services import DEADLINE_S, Say, Service
 # What ``clean`` removes: outputs and caches under the root, and of the state folder only what is known to be ours.
 MADE = (
     *("runs", "data/geo", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
+    *("ablation", "ablation-quick"),
     *(".dvc/cache", ".dvc/tmp", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
 STATE_MADE = (

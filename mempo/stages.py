@@ -15,7 +15,7 @@ Root = Annotated[Path, typer.Option(help="Folder with params.yaml; data, checkpo
 HERE = Path(".")
 
 
-def _ready(
+def ready(
     root: Path, settings: list[str] | None, policies: Sequence[str] = (), *, needs: Sequence[str] | None = None
 ) -> list[str]:
     """Check the settings, and that the data and the policies ``needs`` are there; then see that Prefect answers."""
@@ -35,7 +35,7 @@ def _ready(
 @stages.command()
 def prepare(settings: Set = None, root: Root = HERE) -> None:
     """Build documents and questions."""
-    settings = _ready(root, settings)
+    settings = ready(root, settings)
     from flows.prepare import prepare as flow
 
     found = flow(settings, str(root))
@@ -46,7 +46,7 @@ def prepare(settings: Set = None, root: Root = HERE) -> None:
 @stages.command()
 def warmstart(settings: Set = None, root: Root = HERE) -> None:
     """Teach the starting policy the protocol by demonstrations. Goes on where it was stopped."""
-    settings = _ready(root, settings, needs=[])
+    settings = ready(root, settings, needs=[])
     from flows.warmstart import warmstart as flow
 
     typer.echo(flow(settings, str(root)))
@@ -59,7 +59,7 @@ def train(
     root: Root = HERE,
 ) -> None:
     """Rounds of rollout, score, advantage, update. Goes on where it was stopped."""
-    settings = _ready(root, settings, [name], needs=["warmstart"])
+    settings = ready(root, settings, [name], needs=["warmstart"])
     from flows.train import train as flow
 
     typer.echo(flow(name, settings, str(root)))
@@ -72,7 +72,7 @@ def evaluate(
     root: Root = HERE,
 ) -> None:
     """Ask every policy the same held-out questions, sampled and greedy."""
-    settings = _ready(root, settings, policies or (), needs=policies or ["warmstart"])
+    settings = ready(root, settings, policies or (), needs=policies or ["warmstart"])
     from flows.evaluate import evaluate as flow
     from mempo import report
     from mempo.console import console
@@ -95,7 +95,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds of one policy, beside the DVC pipeline.")] = False,
 ) -> None:
     """The whole pipeline: prepare, warmstart, train, evaluate, report. Only what is out of date runs."""
-    settings = _ready(HERE, settings)
+    settings = ready(HERE, settings)
     from mempo import demo as demos
 
     demos.quick(HERE, settings) if quick else demos.full(HERE, settings)
@@ -130,28 +130,6 @@ def ask(
     Console().print(asking.render(asking.ask(question, folder, corpus, config, seed=seed, greedy=greedy)))
 
 
-@stages.command()
-def rescore(
-    run: Annotated[Path, typer.Argument(help="A run folder, runs/<name>-<key>.", exists=True, file_okay=False)],
-    settings: Set = None,
-    root: Root = HERE,
-) -> None:
-    """Recompute a run's memory rewards under other settings, from its files; no model runs."""
-    import pandas as pd
-
-    from mempo import rescore as rescoring
-    from mempo.params import overridden
-    from mempo.workspace import Workspace, recorded
-
-    made = recorded(run)
-    asked = overridden(made, settings or ())
-    rescoring.refuse_other_passes(made, asked)
-    truth = rescoring.read_truth(Workspace(root).data / "truth.parquet")
-    columns = {"as run": made} | ({", ".join(settings): asked} if settings else {})
-    found = {name: rescoring.summary(rescoring.rescore(run, config, truth)) for name, config in columns.items()}
-    typer.echo(pd.DataFrame(found).round(3).to_string())
-
-
 @stages.command("learn-check")
 def learn_check(
     seed: Annotated[list[int], typer.Option(help="Each has its own warm start; may be repeated.")] = [0, 1, 2],  # noqa: B006
@@ -159,7 +137,7 @@ def learn_check(
     root: Root = HERE,
 ) -> None:
     """Does training help, and does it need its memory? Several seeds on held-out questions; hours, and it resumes."""
-    settings = _ready(root, settings)
+    settings = ready(root, settings)
     from flows.learn import learn
 
     table = learn(seed, settings, str(root))

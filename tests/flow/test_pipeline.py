@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from mempo import storage
-from mempo.records import Sample
+from mempo.records import Sample, TurnScore
 from mempo.storage import read_records
 from tasks.chart_view import SECTIONS
 from tasks.record import SHOWN
@@ -175,3 +175,24 @@ def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, t
     run(mempo(root, "warmstart"))
     name = "checkpoints/warmstart/final/model.safetensors"
     assert (root / name).read_bytes() == (warm / name).read_bytes()
+
+
+def test_stored_trajectories_are_scored_again_for_a_reward_that_needs_it(straight: Path, tmp_path: Path) -> None:
+    root = copy_of(straight, tmp_path / "w")
+    (folder,) = root.glob("runs/mempo-*")
+    before = sorted(path.name for path in folder.iterdir())
+    command = mempo(root, "rescore", str(folder), "--set", "scoring.lookahead=1")
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "scoring.lookahead: 1 needs other forward passes" in done.stderr
+    run([*command, "--score"])
+    (scored,) = folder.glob("rescored-*")
+    assert len(list(scored.glob("round_*.parquet"))) == 6
+    again = read_records(scored / "round_0003.parquet", TurnScore)
+    stored = read_records(folder / "round_0003" / "scores.parquet", TurnScore)
+    assert any(probe.ahead_logprobs for score in again for probe in score.probes)
+    for ours, theirs in zip(stored, again, strict=True):
+        # The policy that had been pruned was made again to the bit: the same question, the same log-probabilities.
+        for mine, other in zip(ours.probes, theirs.probes, strict=True):
+            assert other.full_logprobs == pytest.approx(mine.full_logprobs, abs=1e-5)
+            assert other.mem_logprobs == pytest.approx(mine.mem_logprobs, abs=1e-5)
+    assert sorted(path.name for path in folder.iterdir() if path != scored) == before

@@ -1,0 +1,100 @@
+"""The ablation matrix: variants x seeds x mixes, side by side, each from its seed's own warm start (``mempo ablate``).
+
+A cell is one training and its evaluation. It ends in ``ablation/<mix>/seed_<n>/<variant>/``, whose ``cell.json``
+says what made it: only cells that are missing, or were made otherwise, run again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from prefect import flow, task
+from prefect.futures import wait
+from prefect.task_runners import ProcessPoolTaskRunner
+
+from flows.prepare import prepare
+from flows.train import train
+from flows.warmstart import warmstart
+from mempo import storage
+from mempo.config import digest
+from mempo.matrix import Cell, matrix, study_folder
+from mempo.workspace import Run, Workspace
+from tasks.data import open_run, read_config
+from tasks.evaluation import evaluate_policy
+
+QUALITY = "diagnose/truth/quality"  # true quality of a round's memories; cell.json holds the mean of the last rounds
+LAST_ROUNDS = 4
+
+
+@flow(name="ablate", persist_result=False)
+def ablate(
+    overrides: list[str] | None = None,
+    root: str = ".",
+    quick: bool = False,
+    mixes: list[str] | None = None,
+    seeds: list[int] | None = None,
+    variants: list[str] | None = None,
+) -> dict[str, str]:
+    """Run what is missing of params.yaml's matrix, or of the named part; returns label -> error of what failed.
+
+    A failed cell stops no other. Raises ``ConfigError`` before any work where a variant is wrong.
+    """
+    cells = matrix(Path(root), overrides or [], quick=quick, mixes=mixes, seeds=seeds, variants=variants)
+    asked = read_config(Path(root), overrides or []).ablate
+    told = {"targets": asked.targets, "baselines": asked.baselines}  # what the comparison reads beside the cells
+    storage.write_json(study_folder(Path(root), quick) / "study.json", told)
+    pool: Any = ProcessPoolTaskRunner(max_workers=asked.workers)
+    return _cells.with_options(task_runner=pool)(cells)
+
+
+@flow(name="cells", persist_result=False)
+def _cells(cells: list[Cell]) -> dict[str, str]:
+    wait([begin.submit(cell) for cell in {cell.home: cell for cell in cells}.values()])
+    futures = {cell.label: run_cell.submit(cell) for cell in cells}
+    wait(list(futures.values()))
+    return {label: str(f.state.message) for label, f in futures.items() if not f.state.is_completed()}
+
+
+@task(task_run_name="begin {cell.mix}/{cell.seed}", persist_result=False)
+def begin(cell: Cell) -> None:
+    """Data and warm start of one seed and mix, unless they are there."""
+    workspace = Workspace(cell.home)
+    cell.home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(cell.root / "params.yaml", cell.home / "params.yaml")
+    if not workspace.data.exists():
+        prepare(list(cell.settings), str(cell.home))
+    if not workspace.checkpoint("warmstart").exists():
+        warmstart(list(cell.settings), str(cell.home))
+
+
+@task(task_run_name="{cell.label}", persist_result=False)
+def run_cell(cell: Cell) -> None:
+    """Train and evaluate one variant, unless its ``cell.json`` says that just this was done."""
+    run = open_run(cell.variant, cell.settings, cell.home)
+    loop, asked = run.config.loop, run.config.evaluation
+    made_by = {"run": run.folder.name, "rounds": loop.num_rounds, "evaluation": digest(asked.model_dump(mode="json"))}
+    done = cell.folder / "cell.json"
+    if done.exists() and made_by.items() <= storage.read_json(done).items():
+        return
+    tags = {"ablation": cell.mix, "variant": cell.variant, "seed": str(cell.seed)}
+    train(cell.variant, list(cell.settings), str(cell.home), tags)
+    rows = evaluate_policy(run.workspace, cell.variant, run.workspace.checkpoint(cell.variant), run.config)
+    with storage.whole_folder(cell.folder) as folder:
+        rounds = _rounds(run)
+        rounds.to_parquet(folder / "rounds.parquet")
+        pd.DataFrame([asdict(row) for row in rows]).to_parquet(folder / "evaluation.parquet")
+        shutil.copyfile(run.workspace.results(cell.variant) / "rewards.parquet", folder / "rewards.parquet")
+        named: dict[str, Any] = {"mix": cell.mix, "seed": cell.seed, "variant": cell.variant}
+        quality = rounds.reindex(columns=[QUALITY])[QUALITY].tail(LAST_ROUNDS).dropna()
+        named["quality"] = float(quality.mean()) if len(quality) else None
+        storage.write_json(folder / "cell.json", made_by | named)
+
+
+def _rounds(run: Run) -> pd.DataFrame:
+    """The rounds that were asked for: a folder may hold more, of an earlier and longer run."""
+    rounds = pd.read_parquet(run.workspace.results(run.name) / "rounds.parquet")
+    return rounds[rounds["round"] < run.config.loop.num_rounds]

@@ -1,0 +1,96 @@
+"""Commands of the ablation: run the matrix, read what it found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mempo.stages import HERE, Root, Set, ready
+
+studies = typer.Typer()
+
+
+@studies.command()
+def ablate(
+    quick: Annotated[bool, typer.Option("--quick", help="First mix and seed, six variants, eight rounds.")] = False,
+    mix: Annotated[list[str] | None, typer.Option(help="Of ablate.mixes; may be repeated.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Any number; may be repeated.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Of ablate.variants; may be repeated.")] = None,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Train and evaluate every variant of the memory reward, side by side. Only what is missing runs; it resumes."""
+    from mempo.matrix import matrix, study_folder
+
+    cells = matrix(root, settings or (), quick=quick, mixes=mix, seeds=seed, variants=variant)
+    typer.echo(f"{len(cells)} cells, of which {sum((c.folder / 'cell.json').exists() for c in cells)} were made before")
+    ready(root, settings)
+    from flows.ablate import ablate as flow
+
+    failed = flow(settings, str(root), quick, mix, seed, variant)
+    _show(study_folder(root, quick))
+    for label, error in failed.items():
+        typer.secho(f"failed: {label}: {error}", fg="red", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@studies.command()
+def rescore(
+    run: Annotated[Path, typer.Argument(help="A run folder, runs/<name>-<key>.", exists=True, file_okay=False)],
+    score: Annotated[
+        bool, typer.Option("--score", help="Score the stored trajectories anew where that is needed.")
+    ] = False,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Recompute a run's memory rewards under other settings, from its stored log-probabilities."""
+    import pandas as pd
+
+    from mempo import local, rescore as rescoring
+    from mempo.params import ConfigError, overridden
+    from mempo.workspace import Run, Workspace, recorded
+
+    made = recorded(run)
+    asked = overridden(made, settings or ())
+    needed = rescoring.other_passes(made, asked)
+    if needed and not score:
+        raise ConfigError(f"{needed}; --score makes them")
+    workspace = Workspace(root)
+    truth = rescoring.read_truth(workspace.data / "truth.parquet")
+    found = {"as run": rescoring.summary(rescoring.rescore(run, made, truth))}
+    if settings:
+        scored = None
+        if needed:
+            local.settle()
+            from tasks.rescoring import score_again
+
+            scored = score_again(Run(run.name.rpartition("-")[0], run, made, workspace), asked)
+        found[", ".join(settings)] = rescoring.summary(rescoring.rescore(run, asked, truth, scored))
+    typer.echo(pd.DataFrame(found).round(3).to_string())
+
+
+@studies.command()
+def compare(folder: Annotated[Path, typer.Argument(help="Of a study.")] = Path("ablation")) -> None:
+    """The tables and the page of an ablation, from its folder alone: costs, EM, differences to the baselines."""
+    _show(folder)
+
+
+def _show(folder: Path) -> None:
+    import pandas as pd
+
+    from mempo import storage, study_report
+    from mempo.console import console
+
+    asked = storage.read_json(folder / "study.json")
+    tables, ranks = study_report.compared(folder)
+    for mix, table in tables.items():
+        for part in study_report.render(mix, table, asked["targets"][mix], asked["baselines"]):
+            console.print(part)
+    console.print("mean rank of rollouts to target: " + ", ".join(f"{name} {rank:.1f}" for name, rank in ranks.items()))
+    pd.concat(tables, names=["mix"]).to_csv(folder / "table.csv")
+    with storage.whole_file(folder / "index.html") as path:
+        path.write_text(study_report.page(folder), encoding="utf-8")
+    console.print(f"all figures: {folder / 'table.csv'}, with pictures: {folder / 'index.html'}")

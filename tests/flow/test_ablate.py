@@ -1,0 +1,77 @@
+"""The ablation matrix in small: cells side by side in processes of their own, one that fails, nothing done twice."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+
+from mempo import storage
+from tests.flow.small import PARAMS, environment, mempo, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+MATRIX = """
+ablate:
+  mixes: [easy]
+  seeds: [0]
+  targets: {easy: 0.5}
+  baselines: [grpo]
+  variants:
+    grpo: {advantage: {mem_weight: 0.0}}
+    broken: {optim: {learning_rate: 1.0e+38}}
+    ahead: {scoring: {lookahead: 1}, mem_reward: {mask: none}}
+"""
+SETTINGS = ["--set", "loop.num_rounds=2"]
+
+
+@pytest.fixture(scope="module")
+def study(services: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ablate")
+    (root / "params.yaml").write_text(PARAMS + MATRIX)
+    command = mempo(root, "ablate", *SETTINGS)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "failed: easy/0/broken" in done.stderr and "without overflow" in done.stderr
+    return root
+
+
+def stamps(root: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in root.glob("ablation/*/*/*/*")}
+
+
+def test_one_failure_does_not_stop_the_rest(study: Path) -> None:
+    folder = study / "ablation" / "easy" / "seed_0"
+    assert sorted(path.name for path in folder.iterdir()) == ["ahead", "grpo"]
+    assert storage.read_json(folder / "ahead" / "cell.json")["rounds"] == 2
+    assert len(pd.read_parquet(folder / "ahead" / "rounds.parquet")) == 2
+    assert len(pd.read_parquet(folder / "grpo" / "evaluation.parquet")) == 16  # 8 questions, sampled and greedy
+    assert pd.read_parquet(folder / "ahead" / "rewards.parquet")["p_mem"].notna().any()
+    page = (study / "ablation" / "index.html").read_text()
+    assert "<td>ahead</td>" in page and "<td>broken</td>" not in page
+
+
+def test_only_what_is_missing_runs_again(study: Path) -> None:
+    before = stamps(study)
+    run(mempo(study, "ablate", *SETTINGS, "--variant", "grpo", "--variant", "ahead"))
+    assert stamps(study) == before
+    # Another setting of one variant makes that one cell again.
+    changed = PARAMS + MATRIX.replace("lookahead: 1", "lookahead: 2")
+    (study / "params.yaml").write_text(changed)
+    run(mempo(study, "ablate", *SETTINGS, "--variant", "grpo", "--variant", "ahead"))
+    after = stamps(study)
+    assert {Path(path).parent.name for path in before if after[path] != before[path]} == {"ahead"}
+
+
+def test_runs_are_flat_and_can_be_grouped(study: Path, services: Path) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{services}/mlflow.db")
+    found = mlflow.search_runs(experiment_names=["mempo-ablation"])
+    grpo = found[found["tags.variant"] == "grpo"].iloc[0]
+    assert grpo["tags.ablation"] == "easy" and grpo["tags.seed"] == "0"
+    for tag in ("data_hash", "git_commit", "config_hash", "flow_run_id"):
+        assert grpo[f"tags.{tag}"], tag
+    assert "tags.mlflow.parentRunId" not in found or found["tags.mlflow.parentRunId"].isna().all()
+    assert set(found["status"]) <= {"FINISHED", "FAILED"}

@@ -1,0 +1,178 @@
+"""An ablation compared: the worked numbers stand beside the expected ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, strategies as st
+
+from mempo import resampling, study, study_report
+from mempo.matrix import matrix
+from mempo.params import ConfigError, load_config
+
+
+def write_cell(folder: Path, variant: str, seed: int, ems: list[float], curve: list[float], mix: str = "easy") -> None:
+    cell = folder / mix / f"seed_{seed}" / variant
+    cell.mkdir(parents=True)
+    (cell / "cell.json").write_text(json.dumps({"mix": mix, "seed": seed, "variant": variant, "quality": 0.5}))
+    rounds = {"round": range(len(curve)), "em": curve, "trajectories": 64, "cpu/rollout_s": 2.0, "cpu/check_s": 9.0}
+    pd.DataFrame(rounds).to_parquet(cell / "rounds.parquet")
+    rewards = {"round": [0, 0, 1], "turn": [2, 3, 2], "mem_reward": [0.1, None, -0.2]}
+    pd.DataFrame(rewards).to_parquet(cell / "rewards.parquet")
+    rows = [
+        {"question_id": f"q{i}", "greedy": greedy, "em": em if not greedy else 1.0}
+        for i, em in enumerate(ems)
+        for greedy in (False, True)
+    ]
+    pd.DataFrame(rows).to_parquet(cell / "evaluation.parquet")
+
+
+def test_reaches_is_linear_between_rounds() -> None:
+    assert study.reaches([64, 128, 192], [0.2, 0.6, 0.8], 0.7) == pytest.approx(160.0)  # half way from .6 to .8
+    assert study.reaches([64, 128], [0.9, 0.1], 0.7) == 64.0
+    assert study.reaches([64, 128], [0.1, 0.2], 0.7) == math.inf
+    # The first two rounds have no running mean of three.
+    assert study.reaches([64, 128, 192, 256], [math.nan, math.nan, 0.5, 0.9], 0.7) == pytest.approx(224.0)
+
+
+def test_holm_on_worked_values() -> None:
+    # Sorted .01 .03 .04, times 3, 2, 1: .03 .06 .04, and a later one is never below an earlier: .06.
+    assert resampling.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert resampling.holm([0.6, 0.9]) == pytest.approx([1.0, 1.0])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_holm_never_lowers_a_p_value_and_keeps_the_order(p_values: list[float]) -> None:
+    corrected = resampling.holm(p_values)
+    assert all(after >= before for before, after in zip(p_values, corrected, strict=True))
+    ranks = sorted(range(len(p_values)), key=p_values.__getitem__)
+    assert [corrected[i] for i in ranks] == sorted(corrected)
+
+
+def test_resampled_means_have_the_mean_and_spread_of_crossed_draws() -> None:
+    values = np.array([[1.0, 0.0], [1.0, 0.0]])  # seeds agree: only the draw of questions matters
+    means = resampling.resampled_means(values, 20_000, seed=1)
+    assert means.mean() == pytest.approx(0.5, abs=0.01)
+    assert means.std() == pytest.approx(0.5 / math.sqrt(2), abs=0.01)  # two draws of a fair coin
+    assert resampling.resampled_means(np.full((3, 4), 0.25), 10, seed=1) == pytest.approx(0.25)
+
+
+def test_cells_become_costs_curves_and_comparisons(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_cell(tmp_path, "grpo", seed, [0.0] * 40, [0.1, 0.2, 0.3, 0.4, 0.5])
+        write_cell(tmp_path, "better", seed, [1.0] * 30 + [0.0] * 10, [0.3, 0.5, 0.7, 0.9, 0.9])
+    cells = study.read_cells(tmp_path)
+    table = study.tables(cells, {"easy": 0.6}, ["grpo", "not there"])["easy"]
+    # Means of three: better .5 .7 .833 after 192, 256, 320 rollouts -> .6 half way to 256; grpo ends at .4.
+    assert table.loc["better", "rollouts"] == pytest.approx(224.0)
+    assert table.loc["better", "cpu_seconds"] == pytest.approx(7.0)  # 2 s a round, checks stay out
+    assert table.loc["grpo", "rollouts"] == math.inf
+    assert table.loc["grpo", "reached"] == 0 and table.loc["better", "reached"] == 2
+    assert table.loc["better", "em"] == pytest.approx(0.75)
+    assert math.isnan(table.loc["grpo", "em_to_grpo_value"])
+    assert table.loc["better", "em_to_grpo_value"] == pytest.approx(0.75)
+    found = study.compare(study.answers(cells, greedy=False), "grpo")["better"]
+    assert 0.55 < found.low < 0.7 < 0.8 < found.high < 0.95  # +- 2 * sqrt(.75 * .25 / 40) = .137
+    assert found.p_value == pytest.approx(1e-4)
+    assert table.loc["better", "rollouts_to_grpo_value"] == 0.0  # grpo never gets there
+
+
+def test_cost_ratios_are_paired_by_seed_and_hold_infinity() -> None:
+    pairs = [(100.0, 200.0), (150.0, math.inf), (math.inf, math.inf), (90.0, 60.0)]
+    spent = pd.DataFrame(
+        [(seed, name, pair[i]) for seed, pair in enumerate(pairs) for i, name in enumerate(("new", "grpo"))],
+        columns=["seed", "variant", "rollouts"],
+    ).assign(mix="easy")  # fmt: skip
+    found = study.cost_ratios(spent, "grpo", "rollouts")["new"]
+    assert found.value == 0.5  # of 0.5, 0 and 1.5; the third seed tells nothing
+    assert (found.low, found.high) == (0.0, 1.5)
+    ranks = study.mean_ranks(spent)
+    # Seeds: 1 | 1 | 1.5 (tie) | 2 for new.
+    assert ranks["new"] == pytest.approx(5.5 / 4) and ranks["grpo"] == pytest.approx(6.5 / 4)
+
+
+def test_p_values_of_all_mixes_are_corrected_together() -> None:
+    tables = {
+        mix: pd.DataFrame({"em_to_grpo_p_value": [p, math.nan], "rollouts_to_grpo_p_value": 0.5}, index=["a", "grpo"])
+        for mix, p in (("easy", 0.01), ("hard", 0.04))
+    }
+    found = study.corrected(tables, "em")
+    assert found["easy"].loc["a", "em_to_grpo_p_value"] == pytest.approx(0.02)
+    assert found["hard"].loc["a", "em_to_grpo_p_value"] == pytest.approx(0.04)
+    assert found["easy"].loc["a", "rollouts_to_grpo_p_value"] == 0.5
+
+
+def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
+    write_cell(tmp_path, "grpo", 0, [0.0, 1.0], [0.1])
+    write_cell(tmp_path, "other", 0, [0.0, 1.0], [0.1])
+    write_cell(tmp_path, "other", 1, [1.0, 1.0], [0.1])
+    found = study.compare(study.answers(study.read_cells(tmp_path), greedy=False), "grpo")["other"]
+    assert found.value == 0.0 and found.p_value == 1.0
+
+
+def test_cells_on_other_questions_are_refused(tmp_path: Path) -> None:
+    write_cell(tmp_path, "grpo", 0, [0.0, 1.0], [0.1])
+    write_cell(tmp_path, "other", 0, [0.0, 1.0, 1.0], [0.1])
+    with pytest.raises(ValueError, match="different questions"):
+        study.answers(study.read_cells(tmp_path), greedy=False)
+
+
+def test_an_empty_study_names_what_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="mempo ablate"):
+        study.read_cells(tmp_path)
+
+
+def test_the_page_holds_every_variant_and_nothing_from_outside(tmp_path: Path) -> None:
+    for variant in ("grpo", "better"):
+        for seed in (0, 1):
+            write_cell(tmp_path / "ablation", variant, seed, [1.0, 0.0], [0.1, 0.2, 0.5, 0.6])
+    asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"]}
+    (tmp_path / "ablation" / "study.json").write_text(json.dumps(asked))
+    page = study_report.page(tmp_path / "ablation")
+    assert page.count("<td>better</td>") == 2  # what it reached, and against grpo
+    assert "1.00 (1.00 1.00)" in page  # both take the same number of rollouts
+    assert "http" not in page.replace("http-equiv", "") and "<script" not in page
+    assert page.count("data:image/png;base64,") == 4  # curves, final EM, the ridges of both
+
+
+VARIANTS = """
+data: {num_train: 8}
+ablate:
+  mixes: [easy, hard]
+  seeds: [3, 4]
+  variants:
+    a: {advantage: {mem_weight: 0.0}}
+    b: {mem_reward: {mask: none}}
+"""
+
+
+def test_the_matrix_is_every_seed_mix_and_variant_with_whole_settings(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS)
+    cells = matrix(tmp_path)
+    assert [cell.label for cell in cells[:4]] == ["easy/3/a", "easy/3/b", "hard/3/a", "hard/3/b"] and len(cells) == 8
+    assert len({cell.home for cell in cells}) == 4 and len({cell.folder for cell in cells}) == 8
+    config = load_config(tmp_path / "params.yaml", cells[-1].settings, policy="b")
+    assert (config.data.mix, config.warmstart.seed, config.loop.seed, config.mem_reward.mask) == ("hard", 4, 4, "none")
+    assert [cell.label for cell in matrix(tmp_path, quick=True)] == ["easy/3/a", "easy/3/b"]
+    assert [cell.label for cell in matrix(tmp_path, seeds=[9], mixes=["hard"], variants=["b"])] == ["hard/9/b"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [("{mem_reward: {maks: none}}", "did you mean mask"), ("{data: {seed: 1}}", "one for all policies")],
+)
+def test_a_wrong_variant_stops_the_matrix_before_any_work(tmp_path: Path, variant: str, message: str) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS + f"    c: {variant}\n")
+    with pytest.raises(ConfigError, match=message):
+        matrix(tmp_path)
+
+
+def test_an_unknown_variant_names_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS)
+    with pytest.raises(ConfigError, match="known: a, b"):
+        matrix(tmp_path, variants=["z"])
