@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -62,7 +62,10 @@ def down() -> None:
 
 @app.command()
 def ui(
-    experiment: Annotated[str, typer.Option(help="MLflow experiment.")] = "mempo",
+    experiment: Annotated[str, typer.Option(help="MLflow experiment; an ablation's is mempo-ablation.")] = "mempo",
+    view: Annotated[
+        Literal["mempo", "ablation"], typer.Option(help="ablation: variants side by side, seeds as bands.")
+    ] = "mempo",
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Start the MLflow server (unless MLFLOW_TRACKING_URI names one) and open the charts of all runs."""
@@ -71,7 +74,7 @@ def ui(
     server = local.start_ui(say=status_line())
     from tasks.tracking import charts_url
 
-    url = charts_url(server, experiment)
+    url = charts_url(server, experiment, view)
     typer.echo(f"{url}\nIt stays up until `mempo down`.")
     if browser and sys.stdout.isatty() and (sys.platform == "darwin" or os.environ.get("DISPLAY")):
         webbrowser.open(url)

@@ -31,6 +31,7 @@ def ablate(
 
     failed = flow(settings, str(root), quick, mix, seed, variant)
     _show(study_folder(root, quick))
+    typer.echo("charts: `mempo ui --experiment mempo-ablation --view ablation`")
     for label, error in failed.items():
         typer.secho(f"failed: {label}: {error}", fg="red", err=True)
     if failed:
