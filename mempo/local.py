@@ -143,6 +143,8 @@ def _defaults(state: Path) -> dict[str, str]:
         # Threads that wait asleep: spinning ones slow each other down as soon as another program wants a core.
         "OMP_WAIT_POLICY": "PASSIVE",
         "PREFECT_HOME": f"{state}/prefect",
+        # The processes of a pool take it from the home folder, whatever PREFECT_HOME says.
+        "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{state}/prefect/storage",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",

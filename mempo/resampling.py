@@ -18,15 +18,19 @@ class Estimate:
     p_value: float
 
 
-def estimate(value: float, draws: np.ndarray, nothing: float) -> Estimate:
+MIN_SEEDS = 5  # of fewer, resampling tells no spread
+
+
+def estimate(value: float, draws: np.ndarray, nothing: float, num_seeds: int) -> Estimate:
     """``value`` with the spread of its resampled ``draws``; p = twice the smaller share on one side of ``nothing``.
 
-    p is at least 1 / len(draws): so many draws cannot tell a smaller one.
+    p is at least 1 / len(draws): so many draws cannot tell a smaller one. Of fewer than ``MIN_SEEDS`` seeds p is NaN.
     """
     # Interpolating between two infinite draws would be NaN.
     low, high = np.quantile(draws, [0.025, 0.975], method="inverted_cdf")
     share = min((draws <= nothing).mean(), (draws >= nothing).mean())
-    return Estimate(value, float(low), float(high), float(min(1.0, max(2 * share, 1 / len(draws)))))
+    p_value = float(min(1.0, max(2 * share, 1 / len(draws)))) if num_seeds >= MIN_SEEDS else np.nan
+    return Estimate(value, float(low), float(high), p_value)
 
 
 def resampled_medians(values: np.ndarray, num_samples: int, seed: int) -> np.ndarray:

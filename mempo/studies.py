@@ -30,7 +30,8 @@ def ablate(
     from flows.ablate import ablate as flow
 
     failed = flow(settings, str(root), quick, mix, seed, variant)
-    _show(study_folder(root, quick))
+    if len(failed) < len(cells):
+        _show(study_folder(root, quick))
     typer.echo("charts: `mempo ui --experiment mempo-ablation --view ablation`")
     for label, error in failed.items():
         typer.secho(f"failed: {label}: {error}", fg="red", err=True)

@@ -105,7 +105,7 @@ def compare(
         seeds = table.index.intersection(tables[baseline].index)
         if variant != baseline and len(seeds):
             gaps = (table.loc[seeds] - tables[baseline].loc[seeds, table.columns]).to_numpy(dtype=float)
-            found[variant] = estimate(float(gaps.mean()), resampled_means(gaps, num_samples, seed), 0.0)
+            found[variant] = estimate(float(gaps.mean()), resampled_means(gaps, num_samples, seed), 0.0, len(seeds))
     return found
 
 
@@ -124,7 +124,9 @@ def cost_ratios(
         if told.any():
             ratios = mine[told] / theirs[told]
             draws = resampled_medians(ratios, num_samples, seed)
-            found[str(variant)] = estimate(float(np.quantile(ratios, 0.5, method="inverted_cdf")), draws, 1.0)
+            found[str(variant)] = estimate(
+                float(np.quantile(ratios, 0.5, method="inverted_cdf")), draws, 1.0, len(ratios)
+            )
     return found
 
 

@@ -66,7 +66,8 @@ def _estimate(row: pd.Series[Any], name: str, form: str) -> str:
     if pd.isna(value):
         return "neither gets there" if name.startswith("rollouts") else ""
     low, high, p = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_p_value"]
-    return f"{value:{form}} ({low:{form}} {high:{form}}) p {p:.3f}".replace("inf", "∞")
+    told = "" if pd.isna(p) else f" p {p:.3f}"
+    return f"{value:{form}} ({low:{form}} {high:{form}}){told}".replace("inf", "∞")
 
 
 def palette(variants: Sequence[str], best: Sequence[str]) -> dict[str, str]:

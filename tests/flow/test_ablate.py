@@ -33,7 +33,9 @@ def study(services: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ablate")
     (root / "params.yaml").write_text(PARAMS + MATRIX)
     command = mempo(root, "ablate", *SETTINGS)
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    home = tmp_path_factory.mktemp("home")
+    done = subprocess.run(command, env=environment() | {"HOME": str(home)}, capture_output=True, text=True, check=False)
+    assert not list(home.iterdir()), "processes of the pool leave nothing in the home folder either"
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert "failed: easy/0/broken" in done.stderr and "without overflow" in done.stderr
     return root
