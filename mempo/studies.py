@@ -83,10 +83,10 @@ def compare(folder: Annotated[Path, typer.Argument(help="Of a study.")] = Path("
 def _show(folder: Path) -> None:
     import pandas as pd
 
-    from mempo import storage, study_report
+    from mempo import storage, study, study_report
     from mempo.console import console
 
-    asked = storage.read_json(folder / "study.json")
+    _, asked = study.read_study(folder)
     tables, ranks = study_report.compared(folder)
     for mix, table in tables.items():
         for part in study_report.render(mix, table, asked["targets"][mix], asked["baselines"]):

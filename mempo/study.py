@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,14 @@ def read_cells(folder: Path) -> pd.DataFrame:
     if not found:
         raise FileNotFoundError(f"{folder}: no finished cell in it; `mempo ablate` makes them")
     return pd.DataFrame(found)
+
+
+def read_study(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The cells, and ``study.json``: ``targets`` by mix and ``baselines``. Raises ``FileNotFoundError``."""
+    cells, asked = read_cells(folder), folder / "study.json"
+    if not asked.exists():
+        raise FileNotFoundError(f"{asked} is missing; `mempo ablate` writes it")
+    return cells, storage.read_json(asked)
 
 
 def learning_curves(cells: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from mempo import storage, study
+from mempo import study
 from mempo.report import embedded, pages
 from mempo.ridges import over_rounds
 from mempo.style import INK, blank, styled
@@ -128,7 +128,7 @@ def _band(axes: Axes, curves: pd.DataFrame, cost: str, colour: str, label: str) 
 
 def page(folder: Path) -> str:
     """A study's page, from the files in its ``folder`` alone. Raises ``FileNotFoundError`` where it has no cell."""
-    cells, asked = study.read_cells(folder), storage.read_json(folder / "study.json")
+    cells, asked = study.read_study(folder)
     tables, curves = compared(folder)[0], study.learning_curves(cells)
     images: dict[str, str] = {}
     ridges: dict[str, dict[str, str]] = {}
@@ -151,7 +151,7 @@ def page(folder: Path) -> str:
 
 def compared(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.Series[float]]:
     """``study.tables`` of the cells in ``folder`` by mix, p-values corrected, and the mean ranks over all mixes."""
-    cells, asked = study.read_cells(folder), storage.read_json(folder / "study.json")
+    cells, asked = study.read_study(folder)
     tables = study.tables(cells, asked["targets"], asked["baselines"])
     for measure in _FORMS:
         tables = study.corrected(tables, measure)

@@ -116,6 +116,8 @@ class Run:
 
 def recorded(run_folder: Path) -> Config:
     """The configuration that a run was made with. Raises ``ConfigError`` where another version of the code wrote it."""
+    if not (run_folder / "config.json").exists():
+        raise FileNotFoundError(f"{run_folder}: no run folder, config.json is missing")
     try:
         return checked(storage.read_json(run_folder / "config.json")["config"])
     except ConfigError as error:

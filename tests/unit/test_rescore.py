@@ -109,3 +109,8 @@ def test_a_folder_without_rounds_or_of_another_version(run: Run, tmp_path: Path)
     storage.write_json(run.config_file, written)
     with pytest.raises(ConfigError, match=r"another version: loop\.nmu_rounds"):
         recorded(run.folder)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="no run folder"):
+        recorded(tmp_path)

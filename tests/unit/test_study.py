@@ -176,3 +176,16 @@ def test_an_unknown_variant_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(VARIANTS)
     with pytest.raises(ConfigError, match="known: a, b"):
         matrix(tmp_path, variants=["z"])
+
+
+def test_a_folder_without_study_json_is_named(tmp_path: Path) -> None:
+    write_cell(tmp_path, "grpo", 0, [0.0], [0.1])
+    with pytest.raises(FileNotFoundError, match=r"study\.json is missing; `mempo ablate`"):
+        study_report.compared(tmp_path)
+
+
+def test_a_cell_cut_in_half_is_named(tmp_path: Path) -> None:
+    write_cell(tmp_path, "grpo", 0, [0.0], [0.1])
+    (tmp_path / "easy" / "seed_0" / "grpo" / "cell.json").write_text('{"mix": "ea')
+    with pytest.raises(ValueError, match=r"cell\.json"):
+        study.read_cells(tmp_path)
