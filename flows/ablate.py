@@ -7,7 +7,6 @@ says what made it: only cells that are missing, or were made otherwise, run agai
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from prefect import flow, task
 from prefect.futures import wait
 from prefect.task_runners import ProcessPoolTaskRunner
 
-from flows.prepare import prepare
 from flows.train import train
-from flows.warmstart import warmstart
+from flows.warmstart import begin_workspace
 from mempo import storage
 from mempo.config import digest
 from mempo.matrix import Cell, matrix, study_folder
-from mempo.workspace import Run, Workspace
+from mempo.workspace import Run
 from tasks.data import open_run, read_config
 from tasks.evaluation import evaluate_policy
 
@@ -62,13 +60,7 @@ def _cells(cells: list[Cell]) -> dict[str, str]:
 @task(task_run_name="begin {cell.mix}/{cell.seed}", persist_result=False)
 def begin(cell: Cell) -> None:
     """Data and warm start of one seed and mix, unless they are there."""
-    workspace = Workspace(cell.home)
-    cell.home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(cell.root / "params.yaml", cell.home / "params.yaml")
-    if not workspace.data.exists():
-        prepare(list(cell.settings), str(cell.home))
-    if not workspace.checkpoint("warmstart").exists():
-        warmstart(list(cell.settings), str(cell.home))
+    begin_workspace(cell.root, cell.home, list(cell.settings))
 
 
 @task(task_run_name="{cell.label}", persist_result=False)
@@ -86,7 +78,7 @@ def run_cell(cell: Cell) -> None:
     with storage.whole_folder(cell.folder) as folder:
         rounds = _rounds(run)
         rounds.to_parquet(folder / "rounds.parquet")
-        pd.DataFrame([asdict(row) for row in rows]).to_parquet(folder / "evaluation.parquet")
+        storage.write_records(folder / "evaluation.parquet", rows)
         shutil.copyfile(run.workspace.results(cell.variant) / "rewards.parquet", folder / "rewards.parquet")
         named: dict[str, Any] = {"mix": cell.mix, "seed": cell.seed, "variant": cell.variant}
         quality = rounds.reindex(columns=[QUALITY])[QUALITY].tail(LAST_ROUNDS).dropna()

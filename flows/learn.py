@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pandas as pd
 from prefect import flow
 
 from flows.evaluate import evaluate
-from flows.prepare import prepare
 from flows.train import train
-from flows.warmstart import warmstart
+from flows.warmstart import begin_workspace
 from mempo import storage
 from mempo.workspace import Workspace
 
@@ -27,14 +25,8 @@ def learn(seeds: list[int], overrides: list[str] | None = None, root: str = ".")
     rows = []
     for seed in seeds:
         home = Path(root) / "runs" / "learn" / f"seed_{seed}"
-        home.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(root) / "params.yaml", home / "params.yaml")
         settings = [NO_MEMORY, PUBLISHED, f"warmstart.seed={seed}", f"loop.seed={seed}", *(overrides or [])]
-        workspace = Workspace(home)
-        if not workspace.data.exists():
-            prepare(settings, str(home))
-        if not workspace.checkpoint("warmstart").exists():
-            warmstart(settings, str(home))
+        workspace = begin_workspace(Path(root), home, settings)
         for name in POLICIES:
             train(name, settings, str(home))
         metrics = evaluate(["warmstart", *POLICIES], settings, str(home))

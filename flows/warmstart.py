@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from prefect import flow
 
+from flows.prepare import prepare
 from mempo import storage
 from mempo.workspace import Workspace
 from tasks.data import read_config, warm_start
@@ -21,3 +23,15 @@ def warmstart(overrides: list[str] | None = None, root: str = ".") -> Path:
     run = workspace.run("warmstart", config, inputs, sections=("data", "model", "prompt", "warmstart", "runtime"))
     with run.alone():
         return warm_start(run)
+
+
+def begin_workspace(root: Path, home: Path, settings: list[str]) -> Workspace:
+    """``home`` with the settings file of ``root``, and with data and a warm start of its own unless they are there."""
+    workspace = Workspace(home)
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(root / "params.yaml", home / "params.yaml")
+    if not workspace.data.exists():
+        prepare(settings, str(home))
+    if not workspace.checkpoint("warmstart").exists():
+        warmstart(settings, str(home))
+    return workspace

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +63,47 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
         corrected[index] = largest
     return corrected
+
+
+def compare(
+    tables: Mapping[str, pd.DataFrame], baseline: str, *, num_samples: int = 10_000, seed: int = 0
+) -> dict[str, Estimate]:
+    """Every variant's EM minus ``baseline``'s: paired bootstrap, seeds and questions both drawn anew (crossed).
+
+    Only seeds that both have count.
+    """
+    found = {}
+    for variant, table in tables.items():
+        seeds = table.index.intersection(tables[baseline].index)
+        if variant != baseline and len(seeds):
+            gaps = (table.loc[seeds] - tables[baseline].loc[seeds, table.columns]).to_numpy(dtype=float)
+            found[variant] = estimate(float(gaps.mean()), resampled_means(gaps, num_samples, seed), 0.0, len(seeds))
+    return found
+
+
+def cost_ratios(
+    spent: pd.DataFrame, baseline: str, measure: str, *, num_samples: int = 10_000, seed: int = 0
+) -> dict[str, Estimate]:
+    """Median over seeds of one mix's cost to the target, divided by that of ``baseline`` at the same seed.
+
+    One side never there: 0 or infinity. Neither: the seed is left out; no seed left: the variant is.
+    """
+    costs = spent.pivot(index="seed", columns="variant", values=measure)
+    found = {}
+    for variant in costs.columns.drop(baseline):
+        mine, theirs = costs[variant].to_numpy(), costs[baseline].to_numpy()
+        told = np.isfinite(mine) | np.isfinite(theirs)
+        if told.any():
+            ratios = mine[told] / theirs[told]
+            draws = resampled_medians(ratios, num_samples, seed)
+            found[str(variant)] = estimate(
+                float(np.quantile(ratios, 0.5, method="inverted_cdf")), draws, 1.0, len(ratios)
+            )
+    return found
+
+
+def interval(table: pd.DataFrame, *, num_samples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """Mean EM of one variant and its 95 % interval over seeds and questions."""
+    values = table.to_numpy(dtype=float)
+    low, high = np.quantile(resampled_means(values, num_samples, seed), [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)

@@ -102,13 +102,9 @@ def summary(table: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def read_truth(file: Path) -> dict[str, list[Chain]]:
-    """Question id -> the facts of each objective, from a dataset's ``truth.parquet``; empty where it has none."""
-    chains: dict[str, list[Chain]] = {}
-    if file.exists():
-        for truth in storage.read_records(file, Truth):
-            chains.setdefault(truth.question_id, []).append(list(zip(truth.entities, truth.values, strict=True)))
-    return chains
+def chains(truth: Mapping[str, Sequence[Truth]]) -> dict[str, list[Chain]]:
+    """Question id -> the facts behind each objective."""
+    return {name: [objective.chain for objective in objectives] for name, objectives in truth.items()}
 
 
 def qualities(trajectories: Sequence[Trajectory], truth: Mapping[str, list[Chain]]) -> pd.DataFrame:

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from mempo import prompts, tags
 from mempo.config import Config
-from mempo.engines import Engine, Generation, Sampling
+from mempo.engines import Engine, Sampling
 from mempo.records import Question, Status, Trajectory, Turn
 from mempo.search import Searcher, ToolError
+from mempo.turns import read_turn
 
 
 async def collect(
@@ -88,7 +89,15 @@ class _Agent:
                 break
             seed = turn_seed(*self.seed_parts, question.question_id, sample_index, len(turns) + 1)
             generation = await self.engine.generate(prompt_ids, seed=seed, sampling=self.sampling)
-            turn = self._read(prompt_ids, generation, len(turns) + 1)
+            turn = read_turn(
+                self.engine.tokenizer,
+                prompt_ids,
+                generation.token_ids,
+                len(turns) + 1,
+                sampling_logprobs=generation.logprobs,
+                finish_reason=generation.finish_reason,
+                require_memory=self.config.format.require_memory,
+            )
             turns.append(turn)
             status = _ending(turn, len(turns), self.config.rollout.max_turns)
             if status is None:
@@ -99,28 +108,6 @@ class _Agent:
                     status = "tool_failed"
         answer = turns[-1].argument if status == "answered" else None
         return Trajectory(question.question_id, sample_index, self.engine.policy_version, turns, answer, status)
-
-    def _read(self, prompt_ids: list[int], generation: Generation, number: int) -> Turn:
-        """The sampled tokens as a turn, not yet observed. An end-of-turn token is in the ids and not in the text."""
-        ids = generation.token_ids
-        text, offsets = tags.token_offsets(self.engine.tokenizer, ids)
-        if generation.finish_reason == "eos":
-            text = text[: offsets[-1][0]]
-        parsed = tags.parse_turn(text, number, require_memory=self.config.format.require_memory)
-        return Turn(
-            prompt_ids=prompt_ids,
-            response_ids=ids,
-            sampling_logprobs=generation.logprobs,
-            text=text,
-            valid=parsed.valid,
-            memory=parsed.memory,
-            mem_span=tags.token_span(offsets, parsed.memory_chars) if parsed.memory_chars else None,
-            action=parsed.action,
-            argument=parsed.argument,
-            observation=None,
-            observation_ids=[],
-            finish_reason=generation.finish_reason,
-        )
 
     def _observed(self, turn: Turn, text: str) -> Turn:
         """The turn with the tool's text, cut to ``search.max_observation_tokens``, as plain text in the chat frame."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mempo import advantages, rewards
 from mempo.config import Config
+from mempo.memory_signal import memory_signal
 from mempo.probe_rewards import ProbeValue, memory_rewards
 from mempo.records import Question, Sample, Trajectory, Turn, TurnScore
 
@@ -64,20 +65,15 @@ def build(
             [reward if turn.valid else None for reward, turn in zip(row, t.turns, strict=True)]
             for row, t in zip(mem_rewards, kept, strict=True)
         ]
-    memory_advantages = advantages.memory_advantages(
+    memory_advantages, on_memory = memory_signal(
         mem_rewards,
         groups,
+        config.advantage,
+        outcomes=outcomes,
+        outcome_advantages=outcome_advantages,
+        weight=config.advantage.weight_at(round_index),
         turns=[[score.turn for score in of_trajectory] for of_trajectory in turns],
-        pool=config.advantage.pool,
-        single=config.advantage.single,
-        std_floor=config.advantage.std_floor,
-        normalize_std=config.advantage.mem_normalize_std,
     )
-    gates = advantages.gates(outcomes, outcome_advantages, rule=config.advantage.gate)
-    weight = config.advantage.weight_at(round_index)
-    on_memory = [[weight * gates[i] * value for value in row] for i, row in enumerate(memory_advantages)]
-    if config.advantage.unit_variance:
-        on_memory = advantages.unit_variance(outcome_advantages, on_memory, mem_rewards)
 
     drafts: list[_Draft] = []
     table: list[TurnReward] = []

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import Any, Literal, cast
 
-from mempo import storage
 from mempo.data import Truth
 from mempo.data.demos import Item
 from mempo.data.geo import Relation
@@ -38,14 +36,6 @@ class Standin:
     key: Key
     kind: Kind
     memory: Memory
-
-
-def read_facts(file: Path) -> dict[str, list[Truth]]:
-    """From a dataset's ``truth.parquet``; empty where it has none."""
-    facts: dict[str, list[Truth]] = {}
-    for truth in storage.read_records(file, Truth) if file.exists() else []:
-        facts.setdefault(truth.question_id, []).append(truth)
-    return facts
 
 
 def memory_turns(trajectories: Sequence[Trajectory]) -> dict[Key, Turn]:
@@ -91,7 +81,7 @@ def known_items(trajectory: Trajectory, number: int, facts: Facts) -> list[Item]
     observations = [turn.observation for turn in trajectory.turns[: number - 1] if turn.observation]
     items = []
     for truth in facts.get(trajectory.question_id, []):
-        if hops := known_hops(list(zip(truth.entities, truth.values, strict=True)), observations):
+        if hops := known_hops(truth.chain, observations):
             relation, value = cast(Relation, truth.relations[hops - 1]), truth.values[hops - 1]
             items.append(Item(truth.objective, hops - 1, hops == len(truth.values), relation, value))
     return items

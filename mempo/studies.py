@@ -52,6 +52,7 @@ def rescore(
     import pandas as pd
 
     from mempo import local, rescore as rescoring
+    from mempo.data import read_truth
     from mempo.params import ConfigError, overridden
     from mempo.workspace import Run, Workspace, recorded
 
@@ -61,7 +62,7 @@ def rescore(
     if needed and not score:
         raise ConfigError(f"{needed}; --score makes them")
     workspace = Workspace(root)
-    truth = rescoring.read_truth(workspace.data / "truth.parquet")
+    truth = rescoring.chains(read_truth(workspace.data / "truth.parquet"))
     found = {"as run": rescoring.summary(rescoring.rescore(run, made, truth))}
     if settings:
         scored = None
@@ -86,13 +87,13 @@ def _show(folder: Path) -> None:
     from mempo import storage, study, study_report
     from mempo.console import console
 
-    _, asked = study.read_study(folder)
-    tables, ranks = study_report.compared(folder)
-    for mix, table in tables.items():
-        for part in study_report.render(mix, table, asked["targets"][mix], asked["baselines"]):
-            console.print(part)
+    found = study.read(folder)
+    for tables in study_report.render(found).values():
+        for table in tables:
+            console.print(table)
+    ranks = study.mean_ranks(found.spent)
     console.print("mean rank of rollouts to target: " + ", ".join(f"{name} {rank:.1f}" for name, rank in ranks.items()))
-    pd.concat(tables, names=["mix"]).to_csv(folder / "table.csv")
+    pd.concat(found.tables, names=["mix"]).to_csv(folder / "table.csv")
     with storage.whole_file(folder / "index.html") as path:
-        path.write_text(study_report.page(folder), encoding="utf-8")
+        path.write_text(study_report.page(found), encoding="utf-8")
     console.print(f"all figures: {folder / 'table.csv'}, with pictures: {folder / 'index.html'}")

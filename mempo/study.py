@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mempo import storage
 from mempo.figures import training_cpu_seconds
-from mempo.resampling import Estimate, estimate, holm, resampled_means, resampled_medians
+from mempo.resampling import compare, cost_ratios, holm, interval
 
 SMOOTHED = 3  # rounds in the running mean that decides when a target is reached
 
@@ -30,12 +29,33 @@ def read_cells(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def read_study(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The cells, and ``study.json``: ``targets`` by mix and ``baselines``. Raises ``FileNotFoundError``."""
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All cells, what was asked (``targets`` by mix, ``baselines``), and what they say: see the functions below.
+
+    ``tables`` are by mix, p-values corrected; ``spent`` is a row a cell.
+    """
+
+    cells: pd.DataFrame
+    targets: dict[str, float]
+    baselines: list[str]
+    curves: pd.DataFrame
+    spent: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+
+
+def read(folder: Path) -> Study:
+    """The study in ``folder``. Raises ``FileNotFoundError`` where it has no cell or no ``study.json``."""
     cells, asked = read_cells(folder), folder / "study.json"
     if not asked.exists():
         raise FileNotFoundError(f"{asked} is missing; `mempo ablate` writes it")
-    return cells, storage.read_json(asked)
+    told = storage.read_json(asked)
+    curves = learning_curves(cells)
+    spent = costs_to_target(curves, told["targets"])
+    found = tables(cells, spent, told["baselines"])
+    for measure in ("em", "rollouts"):
+        found = corrected(found, measure)
+    return Study(cells, told["targets"], told["baselines"], curves, spent, found)
 
 
 def learning_curves(cells: pd.DataFrame) -> pd.DataFrame:
@@ -102,64 +122,19 @@ def answers(cells: pd.DataFrame, *, greedy: bool) -> dict[str, pd.DataFrame]:
     return found
 
 
-def compare(
-    tables: Mapping[str, pd.DataFrame], baseline: str, *, num_samples: int = 10_000, seed: int = 0
-) -> dict[str, Estimate]:
-    """Every variant's EM minus ``baseline``'s: paired bootstrap, seeds and questions both drawn anew (crossed).
-
-    Only seeds that both have count.
-    """
-    found = {}
-    for variant, table in tables.items():
-        seeds = table.index.intersection(tables[baseline].index)
-        if variant != baseline and len(seeds):
-            gaps = (table.loc[seeds] - tables[baseline].loc[seeds, table.columns]).to_numpy(dtype=float)
-            found[variant] = estimate(float(gaps.mean()), resampled_means(gaps, num_samples, seed), 0.0, len(seeds))
-    return found
-
-
-def cost_ratios(
-    spent: pd.DataFrame, baseline: str, measure: str, *, num_samples: int = 10_000, seed: int = 0
-) -> dict[str, Estimate]:
-    """Median over seeds of one mix's cost to the target, divided by that of ``baseline`` at the same seed.
-
-    One side never there: 0 or infinity. Neither: the seed is left out; no seed left: the variant is.
-    """
-    costs = spent.pivot(index="seed", columns="variant", values=measure)
-    found = {}
-    for variant in costs.columns.drop(baseline):
-        mine, theirs = costs[variant].to_numpy(), costs[baseline].to_numpy()
-        told = np.isfinite(mine) | np.isfinite(theirs)
-        if told.any():
-            ratios = mine[told] / theirs[told]
-            draws = resampled_medians(ratios, num_samples, seed)
-            found[str(variant)] = estimate(
-                float(np.quantile(ratios, 0.5, method="inverted_cdf")), draws, 1.0, len(ratios)
-            )
-    return found
-
-
 def mean_ranks(spent: pd.DataFrame) -> pd.Series[float]:
     """By variant, its mean rank of rollouts to the target, ranked within each seed and mix; ties share their mean."""
     ranks = spent.groupby(["mix", "seed"])["rollouts"].rank(method="average")
     return ranks.groupby(spent["variant"]).mean().sort_values()
 
 
-def interval(table: pd.DataFrame, *, num_samples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
-    """Mean EM of one variant and its 95 % interval over seeds and questions."""
-    values = table.to_numpy(dtype=float)
-    low, high = np.quantile(resampled_means(values, num_samples, seed), [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
-
-
-def tables(cells: pd.DataFrame, targets: Mapping[str, float], baselines: Sequence[str]) -> dict[str, pd.DataFrame]:
+def tables(cells: pd.DataFrame, spent: pd.DataFrame, baselines: Sequence[str]) -> dict[str, pd.DataFrame]:
     """By mix, one row a variant: cost to the target, EM, memory quality, and differences to every baseline there is.
 
     ``rollouts`` and ``cpu_seconds`` are medians over seeds, infinite where fewer than half get there; ``reached``
     counts those that do. ``em_to_<baseline>_*`` is ``compare`` of sampled EM, ``rollouts_to_<baseline>_*`` is
     ``cost_ratios``, each an ``Estimate``; p-values are not corrected yet (see ``corrected``).
     """
-    spent = costs_to_target(learning_curves(cells), targets)
     found = {}
     for mix, of_mix in cells.groupby("mix", sort=False):
         sampled, greedy = answers(of_mix, greedy=False), answers(of_mix, greedy=True)

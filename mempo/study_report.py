@@ -26,8 +26,12 @@ BEST = ("#0072b2", "#009e73")
 COSTS = {"round": "round", "rollouts": "rollouts", "cpu_seconds": "CPU-seconds of training"}
 
 
-def render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[str]) -> list[Table]:
-    """One mix for a terminal: what each variant reached and at what cost; then how it compares with each baseline."""
+def render(found: study.Study) -> dict[str, list[Table]]:
+    """By mix, for a terminal: what each variant reached and at what cost; then how it compares with each baseline."""
+    return {mix: _render(mix, table, found.targets[mix], found.baselines) for mix, table in found.tables.items()}
+
+
+def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[str]) -> list[Table]:
     ranked = table.sort_values(["rollouts", "em"], ascending=[True, False])
     shown = _columns(f"mix {mix}: medians to sampled EM {target:g}, then the end of training",
                      ("reached", "rollouts", "CPU-s", "EM (95 %)", "greedy", "quality"))  # fmt: skip
@@ -126,36 +130,25 @@ def _band(axes: Axes, curves: pd.DataFrame, cost: str, colour: str, label: str) 
         axes.fill_between(x, by_round["low"], by_round["high"], color=colour, alpha=0.12, lw=0)
 
 
-def page(folder: Path) -> str:
-    """A study's page, from the files in its ``folder`` alone. Raises ``FileNotFoundError`` where it has no cell."""
-    cells, asked = study.read_study(folder)
-    tables, curves = compared(folder)[0], study.learning_curves(cells)
+def page(found: study.Study) -> str:
+    """A study as one self-contained page."""
     images: dict[str, str] = {}
     ridges: dict[str, dict[str, str]] = {}
-    for mix, table in tables.items():
-        spent = study.costs_to_target(curves[curves["mix"] == mix], asked["targets"])
-        colours = palette(list(table.index), list(study.mean_ranks(spent).index))
-        of_mix = curves[curves["mix"] == mix]
-        images[f"curves_{mix}"] = embedded(learning_curves(of_mix, colours, asked["targets"][mix]))
+    for mix, table in found.tables.items():
+        best = study.mean_ranks(found.spent[found.spent["mix"] == mix]).index
+        colours = palette(list(table.index), list(best))
+        of_mix = found.curves[found.curves["mix"] == mix]
+        images[f"curves_{mix}"] = embedded(learning_curves(of_mix, colours, found.targets[mix]))
         images[f"final_{mix}"] = embedded(final_em(table, colours))
         ridges[mix] = {}
         for variant in (name for name, colour in colours.items() if colour != GREY):
-            rewards = _rewards(cells[(cells["mix"] == mix) & (cells["variant"] == variant)])
+            rewards = _rewards(found.cells[(found.cells["mix"] == mix) & (found.cells["variant"] == variant)])
             if rewards["mem_reward"].notna().any():
                 images[f"ridges_{mix}_{variant}"] = embedded(over_rounds(rewards))
                 ridges[mix][f"ridges_{mix}_{variant}"] = variant
-    shown = {m: render(m, t, asked["targets"][m], asked["baselines"]) for m, t in tables.items()}
-    mixes = {mix: [_cells(table) for table in found] for mix, found in shown.items()}
-    return pages().get_template("ablation.html").render(count=len(cells), mixes=mixes, images=images, ridges=ridges)
-
-
-def compared(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.Series[float]]:
-    """``study.tables`` of the cells in ``folder`` by mix, p-values corrected, and the mean ranks over all mixes."""
-    cells, asked = study.read_study(folder)
-    tables = study.tables(cells, asked["targets"], asked["baselines"])
-    for measure in _FORMS:
-        tables = study.corrected(tables, measure)
-    return tables, study.mean_ranks(study.costs_to_target(study.learning_curves(cells), asked["targets"]))
+    mixes = {mix: [_cells(table) for table in shown] for mix, shown in render(found).items()}
+    template = pages().get_template("ablation.html")
+    return template.render(count=len(found.cells), mixes=mixes, images=images, ridges=ridges)
 
 
 def _cells(table: Table) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from mempo.prompts import ChatFrame, chat_frame, context, encode_frame, encode_t
 from mempo.records import Question, Trajectory, Turn
 from mempo.transcript_file import Attempt, Problems
 from mempo.transcripts import ChatTranscript, TextTranscript, TokenTranscript, Transcript
+from mempo.turns import read_turn
 
 _WRAPPED = re.compile(r"<information>\n(.*)\n</information>", re.DOTALL)
 _SLOT = "\u2043slot{}\u2043"  # stands where a message's text goes while the template is rendered
@@ -103,25 +104,12 @@ class _Writer:
         )
 
     def _turn(self, prompt_ids: list[int], said: _Said, number: int) -> Turn:
-        text, offsets = tags.token_offsets(self.tokenizer, said.response_ids)
-        parsed = tags.parse_turn(text, number, require_memory=self.config.format.require_memory)
-        span = tags.token_span(offsets, parsed.memory_chars) if parsed.memory_chars else None
-        if said.marks is not None:
-            span = next(iter(tags.spans_from_marks(said.marks)), None)
-        return Turn(
-            prompt_ids=prompt_ids,
-            response_ids=said.response_ids,
-            sampling_logprobs=[0.0] * len(said.response_ids),  # nobody knows them, and no memory reward reads them
-            text=text,
-            valid=parsed.valid,
-            memory=parsed.memory,
-            mem_span=span,
-            action=parsed.action,
-            argument=parsed.argument,
-            observation=said.observation,
-            observation_ids=said.observation_ids,
-            finish_reason="stop",
+        turn = read_turn(
+            self.tokenizer, prompt_ids, said.response_ids, number, require_memory=self.config.format.require_memory
         )
+        if said.marks is not None:
+            turn = replace(turn, mem_span=next(iter(tags.spans_from_marks(said.marks)), None))
+        return replace(turn, observation=said.observation, observation_ids=said.observation_ids)
 
     def _from_text(self, record: TextTranscript) -> tuple[list[int], list[_Said]]:
         frame = self._frame = self._frame or chat_frame(self.tokenizer, self.config.system)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
 from mempo import controls, rounds, storage
-from mempo.data import Truth
 from mempo.records import Sample, Trajectory
-from mempo.standins import read_facts
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
-from tasks.round import Figures, policy_engine, remake, step
+from tasks.round import Figures, policy_engine, remake, step, truth
 
 
 @step
@@ -21,8 +18,8 @@ def _diagnose(run: Run, round_index: int) -> Figures:
     folder, config = run.round(round_index), run.config
     records = rounds.read_round(folder)
     policy = remake(run, round_index)
-    facts = _facts(run.workspace.data / "truth.parquet")
-    figures, rows = controls.measure(policy_engine(policy, run), records, config, facts, round_index=round_index)
+    known = truth(run)
+    figures, rows = controls.measure(policy_engine(policy, run), records, config, known, round_index=round_index)
     storage.write_records(folder / "controls.parquet", rows)
     return figures | _alignment(run, policy, round_index, records.trajectories)
 
@@ -54,8 +51,3 @@ def controls_table(run: Run, last_round: int) -> pd.DataFrame:
     files = {i: run.round(i) / "controls.parquet" for i in range(last_round + 1)}
     tables = [pd.read_parquet(file).assign(round=i) for i, file in files.items() if file.exists()]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-@cache
-def _facts(file: Path) -> dict[str, list[Truth]]:
-    return read_facts(file)

@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 
 from mempo import diagnoses, figures as drawing, rounds, storage, viewer
 from mempo.engines.loader import load_tokenizer
+from mempo.rescore import chains
 from mempo.samples import TurnReward
 from mempo.workspace import Run
 from tasks import traces, tracking
@@ -171,7 +172,7 @@ def publish(run: Run) -> None:
         pd.DataFrame(by_round).to_parquet(folder / "rounds.parquet")
         rewards_table(run, last).to_parquet(folder / "rewards.parquet")
         last_rounds = [rounds.read_round(run.round(i)) for i in range(max(0, last + 1 - DIAGNOSED), last + 1)]
-        storage.write_json(folder / "diagnoses.json", diagnoses.summary(last_rounds, run.config, truth(run)))
+        storage.write_json(folder / "diagnoses.json", diagnoses.summary(last_rounds, run.config, chains(truth(run))))
         if not (controls := controls_table(run, last)).empty:
             controls.to_parquet(folder / "controls.parquet")
         shutil.copyfile(run.config_file, folder / "config.json")

@@ -19,9 +19,10 @@ from prefect import task
 
 from mempo import diagnoses, evaluation, rounds, samples, scoring, storage, update as updating
 from mempo.console import progress
+from mempo.data import Truth, read_truth
 from mempo.engines import Engine, open_engine
 from mempo.records import Question, Sample
-from mempo.rescore import read_truth
+from mempo.rescore import chains
 from mempo.rollout import collect
 from mempo.search import Searcher, open_searcher
 from mempo.trainers import open_trainer
@@ -100,7 +101,7 @@ def advantage(run: Run, round_index: int) -> Figures:
     storage.write_records(folder / "samples.parquet", built)
     answered = evaluation.rows(run.name, made.trajectories, made.questions, config, greedy=False)
     figures = {"em": evaluation.mean_em(answered), "mem_weight": config.advantage.weight_at(round_index)}
-    diagnosed = diagnoses.figures(replace(made, table=table), config, truth(run))
+    diagnosed = diagnoses.figures(replace(made, table=table), config, chains(truth(run)))
     return figures | rounds.reward_figures(table) | diagnosed
 
 
@@ -158,7 +159,7 @@ def check(run: Run, round_index: int) -> None:
         _check(run, round_index)
 
 
-def truth(run: Run) -> diagnoses.Facts:
+def truth(run: Run) -> dict[str, list[Truth]]:
     """The facts behind the dataset's questions; empty where it does not know them."""
     return _truth(run.workspace.data / "truth.parquet")
 

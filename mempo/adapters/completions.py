@@ -1,13 +1,15 @@
-"""What the adapters share: a completion read as a trajectory, and what each ``<mem>`` adds to the outcome advantage."""
+"""What the adapters share: a completion read as a trajectory, and options that their host decides."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mempo import advantages, tags
-from mempo.config import Advantage, Section
+from mempo import tags
+from mempo.config import Section
 from mempo.records import Trajectory, Turn
+from mempo.turns import read_turn
 
 Span = tuple[int, int]
 
@@ -31,27 +33,9 @@ def read_completion(
     spans: list[Span] = []
     pieces = list(_pieces(tokenizer, completion_ids, written or [1] * len(completion_ids)))
     for number, (start, end, after) in enumerate(pieces, start=1):
-        ids = list(completion_ids[start:end])
-        text, offsets = tags.token_offsets(tokenizer, ids)
-        parsed = tags.parse_turn(text, number)
-        span = tags.token_span(offsets, parsed.memory_chars) if parsed.memory_chars else None
-        spans.append((start + span[0], start + span[1]) if span else (0, 0))
-        turns.append(
-            Turn(
-                prompt_ids=[*prompt_ids, *completion_ids[:start]],
-                response_ids=ids,
-                sampling_logprobs=[0.0] * len(ids),
-                text=text,
-                valid=parsed.valid,
-                memory=parsed.memory,
-                mem_span=span,
-                action=parsed.action,
-                argument=parsed.argument,
-                observation=None,
-                observation_ids=list(completion_ids[end:after]),
-                finish_reason="stop",
-            )
-        )
+        turn = read_turn(tokenizer, [*prompt_ids, *completion_ids[:start]], list(completion_ids[start:end]), number)
+        spans.append((start + turn.mem_span[0], start + turn.mem_span[1]) if turn.mem_span else (0, 0))
+        turns.append(replace(turn, observation_ids=list(completion_ids[end:after])))
     return Trajectory(question_id, sample_index, 0, turns, None, "answered"), spans
 
 
@@ -72,31 +56,6 @@ def _memories(text: str) -> Iterator[Span]:
     while (chars := tags.parse_turn(text[done:], 2).memory_chars) is not None:
         yield done + chars[0], done + chars[1]
         done += chars[1]
-
-
-def memory_terms(
-    outcomes: Sequence[float],
-    outcome_advantages: Sequence[float],
-    rewards: Sequence[Sequence[float | None]],
-    groups: Sequence[Hashable],
-    options: Advantage,
-    *,
-    weight: float,
-    turns: Sequence[Sequence[int]] | None = None,
-) -> list[list[float]]:
-    """Per completion and segment: weight * gate * memory advantage, which its tokens get beside the outcome's."""
-    memory = advantages.memory_advantages(
-        rewards,
-        [str(group) for group in groups],
-        turns=turns,
-        pool=options.pool,
-        single=options.single,
-        std_floor=options.std_floor,
-        normalize_std=options.mem_normalize_std,
-    )
-    gates = advantages.gates(outcomes, outcome_advantages, rule=options.gate)
-    terms = [[weight * gate * value for value in row] for gate, row in zip(gates, memory, strict=True)]
-    return advantages.unit_variance(outcome_advantages, terms, rewards) if options.unit_variance else terms
 
 
 def refuse_changed(section: Section, reasons: Mapping[str, str], name: str) -> None:

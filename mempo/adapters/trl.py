@@ -13,10 +13,11 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
-from mempo.adapters.completions import memory_terms, read_completion, refuse_changed
+from mempo.adapters.completions import read_completion, refuse_changed
 from mempo.advantages import span_advantages
 from mempo.config import Advantage, Config, MemReward, Scoring
 from mempo.engines import engine_of
+from mempo.memory_signal import memory_signal
 from mempo.probe_rewards import memory_rewards
 from mempo.records import Question, TurnScore
 from mempo.scoring import score
@@ -79,12 +80,12 @@ class MemoryAdvantage:
         mode = "train" if self.model.training else "eval"
         size = self.num_generations if mode == "train" else self.num_generations_eval
         probes, rewards = memory_rewards(everyone, self._mempo.mem_reward, aliases=self._mempo.scoring.aliases)
-        terms = memory_terms(
-            outcome,
-            outcome,
+        _, terms = memory_signal(
             rewards,
-            [row // size for row in range(len(everyone))],
+            [str(row // size) for row in range(len(everyone))],
             self._mempo.advantage,
+            outcomes=outcome,
+            outcome_advantages=outcome,
             weight=weight,
             turns=[[turn.turn for turn in row] for row in everyone],
         )

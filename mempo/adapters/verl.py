@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mempo import advantages
-from mempo.adapters.completions import memory_terms, refuse_changed
+from mempo.adapters.completions import refuse_changed
 from mempo.config import Advantage
+from mempo.memory_signal import memory_signal
 
 SEGMENTS = "mem_segments"
 ADVANTAGE = {
@@ -60,7 +61,10 @@ def memory_estimator(options: Advantage = Advantage()) -> Estimator:
         outcome = advantages.outcome_advantages(scores, groups, normalize_std=normalize)
         rewards = [[reward for _, _, reward in row] for row in segments]
         turns = [list(range(len(row))) for row in rewards]
-        terms = memory_terms(scores, outcome, rewards, groups, options, weight=options.mem_weight, turns=turns)
+        weight = options.mem_weight
+        terms = memory_signal(
+            rewards, groups, options, outcomes=scores, outcome_advantages=outcome, weight=weight, turns=turns
+        )[1]
         length = response_mask.shape[-1]
         tokens = [
             [base + value for value in advantages.span_advantages(length, [(s, e) for s, e, _ in row], values)]

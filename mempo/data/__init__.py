@@ -19,7 +19,7 @@ from mempo.records import Question
 from mempo.scratch import train_bpe
 from mempo.search import render
 from mempo.search.bm25 import BM25Searcher
-from mempo.storage import whole_folder, write_json, write_records
+from mempo.storage import read_records, whole_folder, write_json, write_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,19 @@ class Truth:
     entities: list[str]
     relations: list[str]
     values: list[str]
+
+    @property
+    def chain(self) -> list[tuple[str, str]]:
+        """(entity, value) of each hop."""
+        return list(zip(self.entities, self.values, strict=True))
+
+
+def read_truth(file: Path) -> dict[str, list[Truth]]:
+    """By question, an entry an objective, from a dataset's ``truth.parquet``; empty where it has none."""
+    truth: dict[str, list[Truth]] = {}
+    for objective in read_records(file, Truth) if file.exists() else []:
+        truth.setdefault(objective.question_id, []).append(objective)
+    return truth
 
 
 def prepare(data: Data, model: Model, folder: Path, system_prompts: Sequence[str] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = {
     "vocabulary": "mempo mempo.config mempo.params mempo.records",
     "pure": "mempo.advantages mempo.mem_reward mempo.packing mempo.probe_rewards mempo.probes mempo.prompts "
-    "mempo.quality mempo.rewards mempo.stats mempo.tags",
+    "mempo.quality mempo.rewards mempo.stats mempo.tags mempo.turns mempo.memory_signal",
     "tensors": "mempo.batch mempo.loss",
     # The folder loader and BM25 serve several: data and warm start need a tokenizer and the demo's own search.
     "ports": "mempo.arrow mempo.console mempo.data mempo.data.compose mempo.data.demos mempo.data.geo "

@@ -19,6 +19,7 @@ from mempo.packing import TokenTree
 from mempo.records import Question, Trajectory, Turn, TurnScore
 from mempo.scoring import score
 from mempo.storage import write_json
+from mempo.turns import read_turn
 from tests import tiny
 from tests.tiny import make_policy, make_tokenizer
 
@@ -40,25 +41,12 @@ NO_MEMORY = [
 
 def make_turn(tokenizer: Any, prompt_ids: list[int], text: str, observation: str | None, number: int) -> Turn:
     ids = prompts.encode_frame(tokenizer, text)
-    decoded, offsets = tags.token_offsets(tokenizer, ids)
-    assert decoded == text
-    parsed = tags.parse_turn(text, number)
+    assert tags.token_offsets(tokenizer, ids)[0] == text
     frame = prompts.chat_frame(tokenizer, "You are a helpful assistant.")
     after = frame.observation(prompts.encode_text(tokenizer, observation), ids) if observation is not None else []
-    return Turn(
-        prompt_ids=prompt_ids,
-        response_ids=ids,
-        sampling_logprobs=[-0.5 - i / 8 for i in range(len(ids))],
-        text=text,
-        valid=parsed.valid,
-        memory=parsed.memory,
-        mem_span=tags.token_span(offsets, parsed.memory_chars) if parsed.memory_chars else None,
-        action=parsed.action,
-        argument=parsed.argument,
-        observation=observation,
-        observation_ids=after,
-        finish_reason="stop",
-    )
+    logprobs = [-0.5 - i / 8 for i in range(len(ids))]
+    turn = read_turn(tokenizer, prompt_ids, ids, number, sampling_logprobs=logprobs)
+    return replace(turn, observation=observation, observation_ids=after)
 
 
 def make_trajectory(tokenizer: Any, question: Question, index: int, texts: Sequence[str]) -> Trajectory:

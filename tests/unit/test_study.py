@@ -67,7 +67,9 @@ def test_cells_become_costs_curves_and_comparisons(tmp_path: Path) -> None:
         write_cell(tmp_path, "grpo", seed, [0.0] * 40, [0.1, 0.2, 0.3, 0.4, 0.5])
         write_cell(tmp_path, "better", seed, [1.0] * 30 + [0.0] * 10, [0.3, 0.5, 0.7, 0.9, 0.9])
     cells = study.read_cells(tmp_path)
-    table = study.tables(cells, {"easy": 0.6}, ["grpo", "not there"])["easy"]
+    table = study.tables(
+        cells, study.costs_to_target(study.learning_curves(cells), {"easy": 0.6}), ["grpo", "not there"]
+    )["easy"]
     # Means of three: better .5 .7 .833 after 192, 256, 320 rollouts -> .6 half way to 256; grpo ends at .4.
     assert table.loc["better", "rollouts"] == pytest.approx(224.0)
     assert table.loc["better", "cpu_seconds"] == pytest.approx(7.0)  # 2 s a round, checks stay out
@@ -76,7 +78,7 @@ def test_cells_become_costs_curves_and_comparisons(tmp_path: Path) -> None:
     assert table.loc["better", "em"] == pytest.approx(0.75)
     assert math.isnan(table.loc["grpo", "em_to_grpo_value"])
     assert table.loc["better", "em_to_grpo_value"] == pytest.approx(0.75)
-    found = study.compare(study.answers(cells, greedy=False), "grpo")["better"]
+    found = resampling.compare(study.answers(cells, greedy=False), "grpo")["better"]
     assert 0.55 < found.low < 0.7 < 0.8 < found.high < 0.95  # +- 2 * sqrt(.75 * .25 / 40) = .137
     assert found.p_value == pytest.approx(1e-4)
     assert table.loc["better", "rollouts_to_grpo_value"] == 0.0  # grpo never gets there
@@ -88,7 +90,7 @@ def test_cost_ratios_are_paired_by_seed_and_hold_infinity() -> None:
         [(seed, name, pair[i]) for seed, pair in enumerate(pairs) for i, name in enumerate(("new", "grpo"))],
         columns=["seed", "variant", "rollouts"],
     ).assign(mix="easy")  # fmt: skip
-    found = study.cost_ratios(spent, "grpo", "rollouts")["new"]
+    found = resampling.cost_ratios(spent, "grpo", "rollouts")["new"]
     assert found.value == 0.5  # of 0.5, 0 and 1.5; the third seed tells nothing
     assert (found.low, found.high) == (0.0, 1.5)
     ranks = study.mean_ranks(spent)
@@ -111,7 +113,7 @@ def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
     write_cell(tmp_path, "grpo", 0, [0.0, 1.0], [0.1])
     write_cell(tmp_path, "other", 0, [0.0, 1.0], [0.1])
     write_cell(tmp_path, "other", 1, [1.0, 1.0], [0.1])
-    found = study.compare(study.answers(study.read_cells(tmp_path), greedy=False), "grpo")["other"]
+    found = resampling.compare(study.answers(study.read_cells(tmp_path), greedy=False), "grpo")["other"]
     assert found.value == 0.0 and math.isnan(found.p_value)  # one seed has no spread
 
 
@@ -133,7 +135,7 @@ def test_the_page_holds_every_variant_and_nothing_from_outside(tmp_path: Path) -
             write_cell(tmp_path / "ablation", variant, seed, [1.0, 0.0], [0.1, 0.2, 0.5, 0.6])
     asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"]}
     (tmp_path / "ablation" / "study.json").write_text(json.dumps(asked))
-    page = study_report.page(tmp_path / "ablation")
+    page = study_report.page(study.read(tmp_path / "ablation"))
     assert page.count("<td>better</td>") == 2  # what it reached, and against grpo
     assert "1.00 (1.00 1.00)" in page  # both take the same number of rollouts
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page
@@ -181,7 +183,7 @@ def test_an_unknown_variant_names_the_known_ones(tmp_path: Path) -> None:
 def test_a_folder_without_study_json_is_named(tmp_path: Path) -> None:
     write_cell(tmp_path, "grpo", 0, [0.0], [0.1])
     with pytest.raises(FileNotFoundError, match=r"study\.json is missing; `mempo ablate`"):
-        study_report.compared(tmp_path)
+        study.read(tmp_path)
 
 
 def test_a_cell_cut_in_half_is_named(tmp_path: Path) -> None:
