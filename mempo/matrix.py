@@ -64,6 +64,9 @@ def matrix(
     for name in names:
         if name not in asked.variants:
             raise ConfigError(f"ablate.variants: no variant {name!r}; known: {', '.join(asked.variants)}")
+    for mix in mixes or asked.mixes:
+        if mix not in asked.targets:
+            raise ConfigError(f"ablate.targets: no EM whose cost is told for mix {mix!r}")
     chosen: tuple[Sequence[Any], ...] = (seeds or asked.seeds, mixes or asked.mixes, names)
     if quick:
         chosen = (chosen[0][:1], chosen[1][:1], names[:QUICK_VARIANTS])

@@ -191,3 +191,9 @@ def test_a_cell_cut_in_half_is_named(tmp_path: Path) -> None:
     (tmp_path / "easy" / "seed_0" / "grpo" / "cell.json").write_text('{"mix": "ea')
     with pytest.raises(ValueError, match=r"cell\.json"):
         study.read_cells(tmp_path)
+
+
+def test_a_mix_without_a_target_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS)
+    with pytest.raises(ConfigError, match="ablate.targets: no EM .* 'general'"):
+        matrix(tmp_path, mixes=["general"])
