@@ -195,5 +195,5 @@ def test_a_cell_cut_in_half_is_named(tmp_path: Path) -> None:
 
 def test_a_mix_without_a_target_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(VARIANTS)
-    with pytest.raises(ConfigError, match="ablate.targets: no EM .* 'general'"):
+    with pytest.raises(ConfigError, match=r"ablate\.targets: no EM .* 'general'"):
         matrix(tmp_path, mixes=["general"])
