@@ -7,13 +7,15 @@ says what made it: only cells that are missing, or were made otherwise, run agai
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from prefect import flow, task
 from prefect.futures import wait
-from prefect.task_runners import ProcessPoolTaskRunner
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.train import train
 from flows.warmstart import begin_workspace
@@ -21,6 +23,7 @@ from mempo import storage
 from mempo.config import digest
 from mempo.matrix import Cell, matrix, study_folder
 from mempo.workspace import Run
+from tasks import processes
 from tasks.data import open_run, read_config
 from tasks.evaluation import evaluate_policy
 
@@ -45,27 +48,66 @@ def ablate(
     asked = read_config(Path(root), overrides or []).ablate
     told = {"targets": asked.targets, "baselines": asked.baselines}  # what the comparison reads beside the cells
     storage.write_json(study_folder(Path(root), quick) / "study.json", told)
-    pool: Any = ProcessPoolTaskRunner(max_workers=asked.workers)
+    pool: Any = ThreadPoolTaskRunner(max_workers=asked.workers)
     return _cells.with_options(task_runner=pool)(cells)
 
 
 @flow(name="cells", persist_result=False)
 def _cells(cells: list[Cell]) -> dict[str, str]:
-    wait([begin.submit(cell) for cell in {cell.home: cell for cell in cells}.values()])
-    futures = {cell.label: run_cell.submit(cell) for cell in cells}
-    wait(list(futures.values()))
+    try:
+        wait([begin.submit(cell) for cell in {cell.home: cell for cell in cells}.values()])
+        futures = {cell.label: run_cell.submit(cell) for cell in cells}
+        wait(list(futures.values()))
+    except BaseException:  # a signal: Prefect's runner would wait for every cell to end by itself
+        processes.stop()
+        raise
     return {label: str(f.state.message) for label, f in futures.items() if not f.state.is_completed()}
 
 
 @task(task_run_name="begin {cell.mix}/{cell.seed}", persist_result=False)
 def begin(cell: Cell) -> None:
     """Data and warm start of one seed and mix, unless they are there."""
-    begin_workspace(cell.root, cell.home, list(cell.settings))
+    _run(_begin, cell)
 
 
 @task(task_run_name="{cell.label}", persist_result=False)
 def run_cell(cell: Cell) -> None:
     """Train and evaluate one variant, unless its ``cell.json`` says that just this was done."""
+    _run(_cell, cell)
+
+
+def _run(flow: Any, cell: Cell) -> None:
+    """``flow(cell)`` in a process of its own. Raises ``RuntimeError`` with what it failed of."""
+    cell.failure.unlink(missing_ok=True)
+    if code := processes.run(flow, {"cell": cell}):
+        told = cell.failure.read_text(encoding="utf-8") if cell.failure.exists() else "killed"
+        raise RuntimeError(f"{told} (exit code {code})")
+
+
+@contextmanager
+def _told(cell: Cell) -> Iterator[None]:
+    """What a cell failed of is told by a file beside its folder: exit codes have no words."""
+    try:
+        yield
+    except Exception as error:
+        cell.failure.parent.mkdir(parents=True, exist_ok=True)
+        cell.failure.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise
+
+
+@flow(name="begin", persist_result=False, validate_parameters=False)
+def _begin(cell: Cell) -> None:
+    with _told(cell):
+        begin_workspace(cell.root, cell.home, list(cell.settings))
+
+
+@flow(name="cell", flow_run_name="{cell.label}", persist_result=False, validate_parameters=False)
+def _cell(cell: Cell) -> None:
+    with _told(cell):
+        _make(cell)
+
+
+def _make(cell: Cell) -> None:
     run = open_run(cell.variant, cell.settings, cell.home)
     loop, asked = run.config.loop, run.config.evaluation
     made_by = {"run": run.folder.name, "rounds": loop.num_rounds, "evaluation": digest(asked.model_dump(mode="json"))}

@@ -36,6 +36,11 @@ class Cell:
         return self.study / self.mix / f"seed_{self.seed}" / self.variant
 
     @property
+    def failure(self) -> Path:
+        """What the last try failed of; no file where none did."""
+        return self.folder.with_name(f"{self.variant}.failed.txt")
+
+    @property
     def label(self) -> str:
         return f"{self.mix}/{self.seed}/{self.variant}"
 

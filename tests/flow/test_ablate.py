@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
 import pandas as pd
+import psutil
 import pytest
 
 from mempo import storage
@@ -47,7 +52,7 @@ def stamps(root: Path) -> dict[str, int]:
 
 def test_one_failure_does_not_stop_the_rest(study: Path) -> None:
     folder = study / "ablation" / "easy" / "seed_0"
-    assert sorted(path.name for path in folder.iterdir()) == ["ahead", "grpo"]
+    assert sorted(path.name for path in folder.iterdir()) == ["ahead", "broken.failed.txt", "grpo"]
     assert storage.read_json(folder / "ahead" / "cell.json")["rounds"] == 2
     assert len(pd.read_parquet(folder / "ahead" / "rounds.parquet")) == 2
     assert len(pd.read_parquet(folder / "grpo" / "evaluation.parquet")) == 16  # 8 questions, sampled and greedy
@@ -77,3 +82,41 @@ def test_runs_are_flat_and_can_be_grouped(study: Path, services: Path) -> None:
         assert grpo[f"tags.{tag}"], tag
     assert "tags.mlflow.parentRunId" not in found or found["tags.mlflow.parentRunId"].isna().all()
     assert set(found["status"]) <= {"FINISHED", "FAILED"}
+
+
+@pytest.mark.parametrize("which", ["one cell", "all of it"])
+def test_a_kill_takes_what_it_names_and_nothing_else(study: Path, tmp_path: Path, which: str) -> None:
+    root = tmp_path / "w"
+    shutil.copytree(study, root)
+    shutil.rmtree(root / "ablation")
+    command = [*mempo(root, "ablate", "--variant", "grpo", "--variant", "ahead"), "--set", "loop.num_rounds=200"]
+    child = subprocess.Popen(command, env=environment(), text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    cells = running_cells(child.pid, 2)
+    if which == "one cell":
+        cells[0].kill()
+        psutil.wait_procs(cells[:1], timeout=30)
+        assert cells[1].is_running(), "the other cell goes on"
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=60)
+    assert child.returncode != 0
+    gone, alive = psutil.wait_procs(cells, timeout=30)
+    assert len(gone) == 2 and not alive, "no cell outlives the command"
+
+
+def running_cells(pid: int, count: int) -> list[psutil.Process]:
+    """The processes of ``count`` cells that have begun to train."""
+    found: list[psutil.Process] = []
+
+    def begun() -> bool:
+        found[:] = [c for c in psutil.Process(pid).children() if "spawn_main" in " ".join(c.cmdline())]
+        return len(found) == count and all(c.cpu_times().user > 3 for c in found)
+
+    wait_until(begun)
+    return found
+
+
+def wait_until(condition: Callable[[], object], deadline_s: float = 120.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.2)

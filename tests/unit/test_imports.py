@@ -30,8 +30,8 @@ LAYERS = {
     "mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout mempo.rounds mempo.samples "
     "mempo.score_file mempo.scoring mempo.standins mempo.study mempo.study_report mempo.style "
     "mempo.transcript_tokens mempo.update mempo.viewer mempo.warmstart",
-    "tasks": "tasks tasks.chart_view tasks.data tasks.diagnose tasks.evaluation tasks.names tasks.record "
-    "tasks.rescoring tasks.round tasks.traces tasks.tracking",
+    "tasks": "tasks tasks.chart_view tasks.data tasks.diagnose tasks.evaluation tasks.names tasks.processes "
+    "tasks.record tasks.rescoring tasks.round tasks.traces tasks.tracking",
     "flows": "flows flows.ablate flows.evaluate flows.learn flows.prepare flows.train flows.warmstart",
     "launch": "mempo.cli mempo.demo mempo.doctor mempo.stages mempo.standalone mempo.studies",
     # Last: nothing of ours may import them. Each belongs to a trainer of others.
