@@ -33,7 +33,7 @@ def render(found: study.Study) -> dict[str, list[Table]]:
 
 def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[str]) -> list[Table]:
     ranked = table.sort_values(["rollouts", "em"], ascending=[True, False])
-    shown = _columns(f"mix {mix}: medians to sampled EM {target:g}, then the end of training",
+    shown = _columns(f"mix {mix}: medians to sampled EM {target:g}, then the end",
                      ("reached", "rollouts", "CPU-s", "EM (95 %)", "greedy", "quality"))  # fmt: skip
     for variant, row in ranked.iterrows():
         reached = f"{row['reached']:.0f}/{row['seeds']:.0f}"
@@ -42,7 +42,7 @@ def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[st
         shown.add_row(str(variant), reached, *costs, em, f"{row['em_greedy']:.3f}", f"{row['quality']:.3f}")
     found = [shown]
     for baseline in (name for name in baselines if name in table.index):
-        against = _columns(f"mix {mix}: against {baseline}, seed by seed (95 %), p by Holm's rule", ("EM", "rollouts"))
+        against = _columns(f"mix {mix}: against {baseline} (95 %; p: Holm)", ("EM", "rollouts"))
         for variant, row in ranked.drop(baseline).iterrows():
             differs, costs_less = (_estimate(row, f"{name}_to_{baseline}", form) for name, form in _FORMS.items())
             against.add_row(str(variant), differs, costs_less)
@@ -54,7 +54,7 @@ _FORMS = {"em": "+.3f", "rollouts": ".2f"}
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     shown.add_column("variant", no_wrap=True)
     for name in names:
         shown.add_column(name, justify="right", no_wrap=True)
@@ -95,7 +95,7 @@ def final_em(table: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     axes.set_yticks(range(len(ranked)), [str(name) for name in ranked.index])
     axes.set_xlabel("exact match")
     axes.grid(axis="x")
-    axes.legend(loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure
 
 
