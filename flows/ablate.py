@@ -1,7 +1,7 @@
 """The ablation matrix: variants x seeds x mixes, side by side, each from its seed's own warm start (``mempo ablate``).
 
 A cell is one training and its evaluation. It ends in ``ablation/<mix>/seed_<n>/<variant>/``, whose ``cell.json``
-says what made it: only cells that are missing, or were made otherwise, run again.
+says what made it: only cells that are missing, damaged, or were made otherwise run again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.train import train
 from flows.warmstart import begin_workspace
-from mempo import storage
-from mempo.config import digest
-from mempo.matrix import Cell, matrix, study_folder
+from mempo import storage, study
+from mempo.matrix import Asked, Cell, Made, matrix, study_folder
 from mempo.workspace import Run
 from tasks import processes
 from tasks.data import open_run, read_config
@@ -46,8 +45,8 @@ def ablate(
     """
     cells = matrix(Path(root), overrides or [], quick=quick, mixes=mixes, seeds=seeds, variants=variants)
     asked = read_config(Path(root), overrides or []).ablate
-    told = {"targets": asked.targets, "baselines": asked.baselines}  # what the comparison reads beside the cells
-    storage.write_json(study_folder(Path(root), quick) / "study.json", told)
+    told = Asked(targets=dict(asked.targets), baselines=asked.baselines, variants=list(asked.variants))
+    storage.write_json(study_folder(Path(root), quick) / "study.json", told.model_dump())
     pool: Any = ThreadPoolTaskRunner(max_workers=asked.workers)
     return _cells.with_options(task_runner=pool)(cells)
 
@@ -109,23 +108,20 @@ def _cell(cell: Cell) -> None:
 
 def _make(cell: Cell) -> None:
     run = open_run(cell.variant, cell.settings, cell.home)
-    loop, asked = run.config.loop, run.config.evaluation
-    made_by = {"run": run.folder.name, "rounds": loop.num_rounds, "evaluation": digest(asked.model_dump(mode="json"))}
-    done = cell.folder / "cell.json"
-    if done.exists() and made_by.items() <= storage.read_json(done).items():
+    if study.is_made(cell, run.folder.name):
         return
     tags = {"ablation": cell.mix, "variant": cell.variant, "seed": str(cell.seed)}
     train(cell.variant, list(cell.settings), str(cell.home), tags)
     rows = evaluate_policy(run.workspace, cell.variant, run.workspace.checkpoint(cell.variant), run.config)
+    rounds = _rounds(run)
+    quality = rounds.reindex(columns=[QUALITY])[QUALITY].tail(LAST_ROUNDS).dropna()
+    made = Made(mix=cell.mix, seed=cell.seed, variant=cell.variant, run=run.folder.name, shared=cell.shared,
+                quality=float(quality.mean()) if len(quality) else None)  # fmt: skip
     with storage.whole_folder(cell.folder) as folder:
-        rounds = _rounds(run)
         rounds.to_parquet(folder / "rounds.parquet")
         storage.write_records(folder / "evaluation.parquet", rows)
         shutil.copyfile(run.workspace.results(cell.variant) / "rewards.parquet", folder / "rewards.parquet")
-        named: dict[str, Any] = {"mix": cell.mix, "seed": cell.seed, "variant": cell.variant}
-        quality = rounds.reindex(columns=[QUALITY])[QUALITY].tail(LAST_ROUNDS).dropna()
-        named["quality"] = float(quality.mean()) if len(quality) else None
-        storage.write_json(folder / "cell.json", made_by | named)
+        storage.write_json(folder / "cell.json", made.model_dump())
 
 
 def _rounds(run: Run) -> pd.DataFrame:

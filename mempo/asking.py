@@ -37,8 +37,11 @@ def render(trajectory: Trajectory) -> Group:
 
 
 def plain(text: str) -> str:
-    """``text`` for a terminal, which obeys control characters: a mark stands for each."""
-    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else "\ufffd" for char in text)
+    """``text`` for a terminal, which obeys control and direction characters: a mark stands for each."""
+    return "".join(
+        char if char in "\n\t\u200c\u200d" or unicodedata.category(char) not in ("Cc", "Cf", "Zl", "Zp") else "\ufffd"
+        for char in text
+    )
 
 
 def _panel(index: int, turn: Turn) -> Panel:

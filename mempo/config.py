@@ -289,8 +289,8 @@ class Ablate(Section):
     mixes: Annotated[list[Mix], Field(min_length=1)] = ["easy"]
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
     workers: Count = 2
-    targets: dict[str, Share] = {"easy": 0.7, "hard": 0.4}
-    baselines: Annotated[list[PolicyName], Field(min_length=1)] = ["grpo"]
+    targets: dict[Mix, Share] = {"easy": 0.7, "hard": 0.4}
+    baselines: list[PolicyName] = []
     variants: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
 
 

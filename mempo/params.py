@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,35 @@ def load_config(
 
 
 def overridden(config: Config, overrides: Iterable[str]) -> Config:
-    """``config`` with ``section.key=value`` settings on top."""
+    """``config`` with ``section.key=value`` settings on top; ``preset=published`` brings its values, the others win."""
     values = config.model_dump()
-    for keys, value in (_parse_override(text) for text in overrides):
+    settings = [_parse_override(text) for text in overrides]
+    if (["preset"], "published") in settings:
+        _merge(values, PUBLISHED)
+    for keys, value in settings:
         _assign(values, keys, value)
     return checked(values)
+
+
+def keys_of(values: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value in nested sections."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from keys_of(value, (*before, key))
+        else:
+            yield (*before, key)
+
+
+def refuse_overrides(overrides: Iterable[str], decided: Mapping[tuple[str, ...], str]) -> None:
+    """Raises ``ConfigError`` for an override of a key, of its section or of what is below it, that ``decided`` holds.
+
+    ``decided``: path -> who decides it.
+    """
+    for text in overrides:
+        keys, _ = _parse_override(text)
+        for path, who in decided.items():
+            if all(a == b for a, b in zip(keys, path, strict=False)):
+                raise ConfigError(f"--set {'.'.join(keys)}: {who} decides {'.'.join(path)}")
 
 
 def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[str], Any]]) -> Config:

@@ -17,7 +17,7 @@ from mempo.records import ProbeScore, Trajectory, TurnScore
 from mempo.rounds import read_round, reward_frame
 
 # What the stored trajectories depend on: another value is another run.
-SAMPLED = ("prompt", "format", "rollout", "model", "data")
+SAMPLED = ("prompt", "format", "search", "rollout", "model", "data", "warmstart", "loop")
 
 
 def other_passes(made: Config, asked: Config) -> str | None:
@@ -57,6 +57,8 @@ def rescore(
             continue
         made, index = read_round(folder), int(folder.name.removeprefix("round_"))
         scores = storage.read_records(scored / f"{folder.name}.parquet", TurnScore) if scored else made.scores
+        if len(scores) < sum(len(trajectory.turns) for trajectory in made.trajectories):
+            raise FileNotFoundError(f"{folder}: scores.parquet is missing or of other rollouts")
         asked = [_narrowed(score, config.scoring) for score in scores]
         _, table = samples.build(made.trajectories, made.questions, asked, config, round_index=index)
         known = qualities(made.trajectories, truth)

@@ -71,10 +71,12 @@ def score_file(
     config = config.model_copy(update={"loss": LossConfig()})
     if needs_reference(config) and reference is None:
         raise ConfigError("scoring.full_scorer: reference needs the frozen policy: pass --reference")
+    if reference is not None and not needs_reference(config):
+        raise ConfigError("--reference: nothing reads it, scoring.full_scorer is actor")
     attempts = read_transcripts(path, limit)
     trajectories, questions = tokenised(attempts, load_tokenizer(model), config, path)
     engine = open_engine(model, config.runtime)
-    frozen = open_engine(reference, config.runtime) if reference and needs_reference(config) else None
+    frozen = open_engine(reference, config.runtime) if reference else None
     if frozen is not None and frozen.tokenizer.get_vocab() != engine.tokenizer.get_vocab():
         raise ValueError(f"{reference}: another vocabulary than {model}")
     trajectories = [replace(trajectory, policy_version=engine.policy_version) for trajectory in trajectories]

@@ -25,7 +25,7 @@ def ablate(
     from mempo.matrix import matrix, study_folder
 
     cells = matrix(root, settings or (), quick=quick, mixes=mix, seeds=seed, variants=variant)
-    typer.echo(f"{len(cells)} cells, of which {sum((c.folder / 'cell.json').exists() for c in cells)} were made before")
+    typer.echo(f"{len(cells)} cells; those that were made under the same settings stay as they are")
     ready(root, settings)
     from flows.ablate import ablate as flow
 
@@ -46,9 +46,12 @@ def rescore(
         bool, typer.Option("--score", help="Score the stored trajectories anew where that is needed.")
     ] = False,
     settings: Set = None,
-    root: Root = HERE,
+    root: Annotated[Path | None, typer.Option(help="The run's workspace; default: where its folder lies.")] = None,
 ) -> None:
-    """Recompute a run's memory rewards under other settings, from its stored log-probabilities."""
+    """Recompute a run's memory rewards under other settings, from its stored log-probabilities.
+
+    What is told ends at the normalised memory advantage: weight, gate and unit_variance come after it.
+    """
     import pandas as pd
 
     from mempo import local, rescore as rescoring
@@ -61,7 +64,7 @@ def rescore(
     needed = rescoring.other_passes(made, asked)
     if needed and not score:
         raise ConfigError(f"{needed}; --score makes them")
-    workspace = Workspace(root)
+    workspace = Workspace(root or run.resolve().parents[1])
     truth = rescoring.chains(read_truth(workspace.data / "truth.parquet"))
     found = {"as run": rescoring.summary(rescoring.rescore(run, made, truth))}
     if settings:
@@ -73,6 +76,8 @@ def rescore(
             scored = score_again(Run(run.name.rpartition("-")[0], run, made, workspace), asked)
         found[", ".join(settings)] = rescoring.summary(rescoring.rescore(run, asked, truth, scored))
     typer.echo(pd.DataFrame(found).round(3).to_string())
+    if not truth:
+        typer.echo(f"no truth.parquet in {workspace.data}: nothing is known of the memories' true quality")
 
 
 @studies.command()

@@ -1,7 +1,7 @@
 """An ablation: which cells it has, and what they say: how soon, how well, and whether a difference is more than noise.
 
-A *cell* is one variant, seed and mix: a folder ``ablation/<mix>/seed_<n>/<variant>/`` with ``cell.json``,
-``rounds.parquet`` and ``evaluation.parquet``. Nothing else is read.
+A *cell* is one variant, seed and mix: a folder ``ablation/<mix>/seed_<n>/<variant>/`` with the files
+``FILES``. Nothing else is read but ``study.json``.
 """
 
 from __future__ import annotations
@@ -10,23 +10,57 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, ValidationError
 
 from mempo import storage
+from mempo.evaluation import EvaluationRow
 from mempo.figures import training_cpu_seconds
+from mempo.matrix import Asked, Cell, Made
 from mempo.resampling import compare, cost_ratios, holm, interval
 
+FILES = ("cell.json", "rounds.parquet", "evaluation.parquet", "rewards.parquet")
+M = TypeVar("M", bound=BaseModel)
 SMOOTHED = 3  # rounds in the running mean that decides when a target is reached
 
 
 def read_cells(folder: Path) -> pd.DataFrame:
-    """One row a finished cell: what its ``cell.json`` says, and the cell's ``folder``."""
-    found = [storage.read_json(path) | {"folder": str(path.parent)} for path in sorted(folder.rglob("cell.json"))]
+    """One row a finished cell: what its ``cell.json`` says, and the cell's ``folder``.
+
+    Raises ``FileNotFoundError`` where there is none or one lacks a file, ``ValueError`` for a file that is no cell's.
+    """
+    found = []
+    for path in sorted(folder.rglob("cell.json")):
+        for name in FILES:
+            if not (path.parent / name).exists():
+                raise FileNotFoundError(f"{path.parent / name} is missing; `mempo ablate` makes the cell again")
+        found.append(_read_as(Made, path).model_dump() | {"folder": str(path.parent)})
     if not found:
         raise FileNotFoundError(f"{folder}: no finished cell in it; `mempo ablate` makes them")
     return pd.DataFrame(found)
+
+
+def is_made(cell: Cell, run: str) -> bool:
+    """Whether the cell's files are whole and were made by the run folder named ``run`` under the study's settings."""
+    if not all((cell.folder / name).exists() for name in FILES):
+        return False
+    try:
+        made = _read_as(Made, cell.folder / "cell.json")
+    except ValueError:
+        return False
+    return (made.run, made.shared) == (run, cell.shared)
+
+
+def _read_as(kind: type[M], path: Path) -> M:
+    try:
+        return kind.model_validate(storage.read_json(path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{path}: not written by this version: {where} {problem['msg']}".replace("  ", " ")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +83,20 @@ def read(folder: Path) -> Study:
     cells, asked = read_cells(folder), folder / "study.json"
     if not asked.exists():
         raise FileNotFoundError(f"{asked} is missing; `mempo ablate` writes it")
-    told = storage.read_json(asked)
+    told = _read_as(Asked, asked)
+    cells = cells[cells["variant"].isin(told.variants)]  # others were asked for once, and are no longer
+    for mix, of_mix in cells.groupby("mix", sort=False):
+        if str(mix) not in told.targets:
+            raise ValueError(f"{asked}: targets: no EM for mix {mix!r}")
+        if of_mix["shared"].nunique() > 1:
+            odd = of_mix[of_mix["shared"] != of_mix["shared"].mode()[0]]["folder"].tolist()
+            raise ValueError(f"{odd[0]}: made under other settings than most of its mix; `mempo ablate` makes it again")
     curves = learning_curves(cells)
-    spent = costs_to_target(curves, told["targets"])
-    found = tables(cells, spent, told["baselines"])
+    spent = costs_to_target(curves, told.targets)
+    found = tables(cells, spent, told.baselines)
     for measure in ("em", "rollouts"):
         found = corrected(found, measure)
-    return Study(cells, told["targets"], told["baselines"], curves, spent, found)
+    return Study(cells, told.targets, told.baselines, curves, spent, found)
 
 
 def learning_curves(cells: pd.DataFrame) -> pd.DataFrame:
@@ -113,8 +154,10 @@ def answers(cells: pd.DataFrame, *, greedy: bool) -> dict[str, pd.DataFrame]:
     for variant, group in cells.groupby("variant", sort=False):
         rows = []
         for cell in group.sort_values("seed").to_dict("records"):
-            asked = pd.read_parquet(Path(cell["folder"]) / "evaluation.parquet")
-            rows.append(asked[asked["greedy"] == greedy].set_index("question_id")["em"].rename(cell["seed"]))
+            asked = storage.read_records(Path(cell["folder"]) / "evaluation.parquet", EvaluationRow)
+            rows.append(
+                pd.Series({row.question_id: row.em for row in asked if row.greedy == greedy}, name=cell["seed"])
+            )
         found[str(variant)] = pd.DataFrame(rows)
     questions = {frozenset(table.columns) for table in found.values()}
     if len(questions) > 1 or any(table.isna().any(axis=None) for table in found.values()):
@@ -131,7 +174,7 @@ def mean_ranks(spent: pd.DataFrame) -> pd.Series[float]:
 def tables(cells: pd.DataFrame, spent: pd.DataFrame, baselines: Sequence[str]) -> dict[str, pd.DataFrame]:
     """By mix, one row a variant: cost to the target, EM, memory quality, and differences to every baseline there is.
 
-    ``rollouts`` and ``cpu_seconds`` are medians over seeds, infinite where fewer than half get there; ``reached``
+    ``rollouts`` and ``cpu_seconds`` are medians over seeds, infinite unless more than half get there; ``reached``
     counts those that do. ``em_to_<baseline>_*`` is ``compare`` of sampled EM, ``rollouts_to_<baseline>_*`` is
     ``cost_ratios``, each an ``Estimate``; p-values are not corrected yet (see ``corrected``).
     """

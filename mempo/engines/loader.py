@@ -34,7 +34,7 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
     """A causal language model in eval mode, on ``runtime.device`` in ``runtime.dtype``, attention by sdpa.
 
     Raises ``ValueError`` naming the folder where files are missing, damaged or incomplete: a weight that the files lack
-    would otherwise be a random one.
+    would otherwise be a random one, and naming ``runtime.device`` where this machine has no such device.
     """
     import torch
     from safetensors import SafetensorError
@@ -54,7 +54,10 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
         raise ValueError(f"{name}: no causal language model can be read from it: {_first_line(error)}") from error
     if report["missing_keys"]:
         raise ValueError(f"{name}: the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
-    return model.to(runtime.device).eval()
+    try:
+        return model.to(runtime.device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"runtime.device: {runtime.device!r}: {_first_line(error)}") from error
 
 
 def context_window(model: Any) -> int:

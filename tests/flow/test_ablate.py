@@ -53,7 +53,7 @@ def stamps(root: Path) -> dict[str, int]:
 def test_one_failure_does_not_stop_the_rest(study: Path) -> None:
     folder = study / "ablation" / "easy" / "seed_0"
     assert sorted(path.name for path in folder.iterdir()) == ["ahead", "broken.failed.txt", "grpo"]
-    assert storage.read_json(folder / "ahead" / "cell.json")["rounds"] == 2
+    assert storage.read_json(folder / "ahead" / "cell.json")["variant"] == "ahead"
     assert len(pd.read_parquet(folder / "ahead" / "rounds.parquet")) == 2
     assert len(pd.read_parquet(folder / "grpo" / "evaluation.parquet")) == 16  # 8 questions, sampled and greedy
     assert pd.read_parquet(folder / "ahead" / "rewards.parquet")["p_mem"].notna().any()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from mempo.config import Runtime
@@ -130,3 +131,11 @@ def test_plain_causal_is_read_from_the_config(copy: Path, values: dict[str, obje
 def test_an_unknown_engine_is_named(tiny_policy: Path) -> None:
     with pytest.raises(ValueError, match=r"runtime\.engine: no engine named 'abacus'"):
         open_engine(tiny_policy, RUNTIME.model_copy(update={"engine": "abacus"}))
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda"])
+def test_a_device_that_is_not_there_is_named(tiny_policy: Path, device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has it")
+    with pytest.raises(ValueError, match=rf"runtime\.device: '{device}'"):
+        loader.load_model(tiny_policy, Runtime(device=device))

@@ -114,3 +114,27 @@ def test_a_folder_without_rounds_or_of_another_version(run: Run, tmp_path: Path)
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="no run folder"):
         recorded(tmp_path)
+
+
+def test_the_published_preset_is_not_forgotten(run: Run):
+    from mempo.params import overridden
+
+    asked = overridden(recorded(run.folder), ["preset=published"])
+    assert (asked.mem_reward.mask, asked.mem_reward.answer_tokens) == ("independent", "last_four")
+    with pytest.raises(ConfigError, match=r"format\.require_memory: False needs other rollouts"):
+        other_passes(recorded(run.folder), asked)
+
+
+@pytest.mark.parametrize("setting", ["search.top_k=3", "loop.group_size=2", "warmstart.num_steps=0"])
+def test_what_the_rollouts_depend_on_is_refused(run: Run, setting: str):
+    from mempo.params import overridden
+
+    made = recorded(run.folder)
+    with pytest.raises(ConfigError, match=rf"{setting.split('=')[0]}: .* needs other rollouts"):
+        other_passes(made, overridden(made, [setting]))
+
+
+def test_a_round_without_its_scores_is_named(run: Run):
+    (run.round(0) / "scores.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=r"round_0000: scores\.parquet is missing"):
+        rescore(run.folder, recorded(run.folder), {})

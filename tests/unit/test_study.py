@@ -11,25 +11,31 @@ import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 
-from mempo import resampling, study, study_report
+from mempo import resampling, storage, study, study_report
+from mempo.evaluation import EvaluationRow
 from mempo.matrix import matrix
 from mempo.params import ConfigError, load_config
 
 
-def write_cell(folder: Path, variant: str, seed: int, ems: list[float], curve: list[float], mix: str = "easy") -> None:
+def write_cell(
+    folder: Path, variant: str, seed: int, ems: list[float], curve: list[float], mix: str = "easy", shared: str = "s"
+) -> None:
     cell = folder / mix / f"seed_{seed}" / variant
     cell.mkdir(parents=True)
-    (cell / "cell.json").write_text(json.dumps({"mix": mix, "seed": seed, "variant": variant, "quality": 0.5}))
+    made = {"mix": mix, "seed": seed, "variant": variant, "run": f"{variant}-1", "shared": shared, "quality": 0.5}
+    (cell / "cell.json").write_text(json.dumps(made))
     rounds = {"round": range(len(curve)), "em": curve, "trajectories": 64, "cpu/rollout_s": 2.0, "cpu/check_s": 9.0}
     pd.DataFrame(rounds).to_parquet(cell / "rounds.parquet")
     rewards = {"round": [0, 0, 1], "turn": [2, 3, 2], "mem_reward": [0.1, None, -0.2]}
     pd.DataFrame(rewards).to_parquet(cell / "rewards.parquet")
     rows = [
-        {"question_id": f"q{i}", "greedy": greedy, "em": em if not greedy else 1.0}
+        EvaluationRow(
+            variant, greedy, f"q{i}", "?", 1, None, 1.0 if greedy else em, 0.0, 0.0, True, "answered", 1, 1, 1
+        )
         for i, em in enumerate(ems)
         for greedy in (False, True)
     ]
-    pd.DataFrame(rows).to_parquet(cell / "evaluation.parquet")
+    storage.write_records(cell / "evaluation.parquet", rows)
 
 
 def test_reaches_is_linear_between_rounds() -> None:
@@ -133,7 +139,7 @@ def test_the_page_holds_every_variant_and_nothing_from_outside(tmp_path: Path) -
     for variant in ("grpo", "better"):
         for seed in (0, 1):
             write_cell(tmp_path / "ablation", variant, seed, [1.0, 0.0], [0.1, 0.2, 0.5, 0.6])
-    asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"]}
+    asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"], "variants": ["grpo", "better"]}
     (tmp_path / "ablation" / "study.json").write_text(json.dumps(asked))
     page = study_report.page(study.read(tmp_path / "ablation"))
     assert page.count("<td>better</td>") == 2  # what it reached, and against grpo
@@ -197,3 +203,81 @@ def test_a_mix_without_a_target_is_refused_before_any_work(tmp_path: Path) -> No
     (tmp_path / "params.yaml").write_text(VARIANTS)
     with pytest.raises(ConfigError, match=r"ablate\.targets: no EM .* 'general'"):
         matrix(tmp_path, mixes=["general"])
+
+
+def test_the_median_of_an_even_number_of_seeds_lies_between_the_two_in_the_middle() -> None:
+    rows = [
+        (seed, name, cost) for seed in range(10) for name, cost in (("new", 40.0 + 50 * (seed % 2)), ("grpo", 100.0))
+    ]
+    spent = pd.DataFrame(rows, columns=["seed", "variant", "rollouts"])
+    # Five seeds at .4 and five at .9: .65, and not the lower one of the two.
+    assert resampling.cost_ratios(spent, "grpo", "rollouts")["new"].value == pytest.approx(0.65)
+
+
+def asked_for(folder: Path, *variants: str) -> None:
+    asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"], "variants": list(variants)}
+    (folder / "study.json").write_text(json.dumps(asked))
+
+
+def test_cells_of_other_settings_are_not_compared(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_cell(tmp_path, "grpo", seed, [0.0], [0.1])
+    write_cell(tmp_path, "new", 0, [1.0], [0.1], shared="other")
+    asked_for(tmp_path, "grpo", "new")
+    with pytest.raises(ValueError, match="seed_0/new: made under other settings"):
+        study.read(tmp_path)
+
+
+def test_a_variant_that_is_no_longer_asked_for_is_left_out(tmp_path: Path) -> None:
+    for variant in ("grpo", "new", "gone"):
+        write_cell(tmp_path, variant, 0, [0.0], [0.1])
+    asked_for(tmp_path, "grpo", "new")
+    assert sorted(study.read(tmp_path).tables["easy"].index) == ["grpo", "new"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"mix": 3}'])
+def test_a_file_that_is_no_cell_or_no_study_is_named(tmp_path: Path, text: str) -> None:
+    write_cell(tmp_path, "grpo", 0, [0.0], [0.1])
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(ValueError, match=r"study\.json: not written by this version"):
+        study.read(tmp_path)
+    (tmp_path / "easy" / "seed_0" / "grpo" / "cell.json").write_text(text)
+    with pytest.raises(ValueError, match=r"cell\.json: not written by this version"):
+        study.read(tmp_path)
+
+
+def test_a_damaged_cell_is_not_taken_for_made(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS)
+    cell = matrix(tmp_path)[0]
+    write_cell(cell.study, cell.variant, cell.seed, [0.0], [0.1], shared=cell.shared)
+    assert study.is_made(cell, "a-1") and not study.is_made(cell, "a-2")
+    other = matrix(tmp_path, ["loop.num_rounds=3"])[0]
+    assert not study.is_made(other, "a-1"), "made under other settings"
+    whole = (cell.folder / "cell.json").read_text()
+    (cell.folder / "cell.json").write_text(whole[:9])
+    assert not study.is_made(cell, "a-1")
+    (cell.folder / "cell.json").write_text(whole)
+    (cell.folder / "rounds.parquet").unlink()
+    assert not study.is_made(cell, "a-1")
+    with pytest.raises(FileNotFoundError, match=r"rounds\.parquet is missing; `mempo ablate`"):
+        study.read_cells(cell.study)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("advantage.mem_weight=0.5", "variant a decides advantage.mem_weight"),
+        ("advantage={mem_weight: 0.5}", "variant a decides advantage.mem_weight"),
+        ("data.mix=hard", "ablate.mixes decides data.mix"),
+        ("loop.seed=9", "ablate.seeds decides loop.seed"),
+        ("ablate.baselines=[nope]", "no variant 'nope'"),
+        ("ablate.variants={}", "there is none"),
+        ("ablate.targets={foo: 0.5}", "ablate.targets"),
+        ("ablate.variants.b={loop: {seed: 3}}", "ablate.seeds decides it"),
+    ],
+)
+def test_settings_that_would_change_what_a_cell_is_are_refused(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "params.yaml").write_text(VARIANTS)
+    with pytest.raises(ConfigError, match=message):
+        matrix(tmp_path, [setting])
+    assert len(matrix(tmp_path, ["advantage.std_floor=0.1"], variants=["b", "b"])) == 4  # what nobody decides
