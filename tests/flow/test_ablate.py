@@ -108,8 +108,11 @@ def running_cells(pid: int, count: int) -> list[psutil.Process]:
     found: list[psutil.Process] = []
 
     def begun() -> bool:
-        found[:] = [c for c in psutil.Process(pid).children() if "spawn_main" in " ".join(c.cmdline())]
-        return len(found) == count and all(c.cpu_times().user > 3 for c in found)
+        try:
+            found[:] = [c for c in psutil.Process(pid).children() if "spawn_main" in " ".join(c.cmdline())]
+            return len(found) == count and all(c.cpu_times().user > 3 for c in found)
+        except psutil.NoSuchProcess:  # one that had nothing to train
+            return False
 
     wait_until(begun)
     return found
