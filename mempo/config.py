@@ -10,14 +10,13 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from mempo.runtime import Runtime
+from mempo.sections import Count, NonNegative, Section, Share
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
 SCHEMA = 2
-
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0)]
 
 
 def _policy_name(name: str) -> str:
@@ -29,10 +28,6 @@ def _policy_name(name: str) -> str:
 PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts
 Context = Literal["memory", "full", "none"]
 Mix = Literal["easy", "hard", "general"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -259,15 +254,6 @@ class Evaluation(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
-class Runtime(Section):
-    engine: Literal["hf"] = "hf"
-    trainer: Literal["torch"] = "torch"
-    num_threads: Count = 1
-    max_batch: Count = 128
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-
-
 class Tracking(Section):
     experiment: str = "mempo"
     figure_every: Count = 8
@@ -286,11 +272,11 @@ class Ablate(Section):
     A variant is what a policy is: its differences from the settings above.
     """
 
-    mixes: Annotated[list[Mix], Field(min_length=1)] = ["easy"]
-    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    mixes: list[Mix] = Field(default=["easy"], min_length=1)
+    seeds: list[int] = Field(default=[0], min_length=1)
     workers: Count = 2
-    targets: dict[Mix, Share] = {"easy": 0.7, "hard": 0.4}
-    baselines: list[PolicyName] = []
+    targets: dict[Mix, Share] = Field(default={"easy": 0.7, "hard": 0.4})
+    baselines: list[PolicyName] = Field(default_factory=list)
     variants: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
 
 

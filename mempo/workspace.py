@@ -25,7 +25,11 @@ from mempo.params import ConfigError, checked
 
 # Sections that change no result: how long, where, how fast, how shown.
 _FREE = {"ablate", "diagnose", "evaluation", "tracking", "policies", "preset"}
-_FREE_KEYS = {"loop": {"num_rounds", "keep_every", "dev_every"}, "runtime": {"max_batch"}, "warmstart": {"save_every"}}
+_FREE_KEYS = {
+    "loop": {"num_rounds", "keep_every", "dev_every"},
+    "runtime": {"max_batch", "vllm", "deepspeed"},
+    "warmstart": {"save_every"},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mempo import tags
-from mempo.config import Section
 from mempo.records import Trajectory, Turn
+from mempo.sections import Section
 from mempo.turns import read_turn
 
 Span = tuple[int, int]

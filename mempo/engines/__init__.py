@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from mempo.config import Runtime
 from mempo.packing import TokenTree
 from mempo.records import FinishReason
+from mempo.runtime import Runtime
 
 STOP = ("</search>", "</answer>")
 

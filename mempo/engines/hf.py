@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from mempo.config import Runtime
 from mempo.engines import Generation, Sampling, loader
 from mempo.engines.decoders import PaddedDecoder, PlainDecoder
 from mempo.engines.decoding import Decoder, Row, Stops, decode, make_stops
 from mempo.engines.scoring import check_targets, packed_logprobs, padded_logprobs
 from mempo.packing import TokenTree
+from mempo.runtime import Runtime
 from mempo.storage import read_json
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mempo.config import Runtime
 from mempo.prompts import chat_frame
+from mempo.runtime import Runtime
 
 # Decoders whose attention is plain causal and whose logits are the vocabulary head of the last hidden state. They take
 # a ready 4D mask, own position ids and any cache. What is not listed here runs left-padded, which is slower.

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from mempo.config import LossConfig, Optim, Runtime
+from mempo.config import LossConfig, Optim
 from mempo.records import Sample
+from mempo.runtime import Runtime
 
 Objective = Literal["policy", "sft"]
 

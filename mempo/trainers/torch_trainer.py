@@ -14,10 +14,11 @@ from torch.nn.functional import pad
 
 from mempo import storage
 from mempo.batch import collate
-from mempo.config import LossConfig, Optim, Runtime
+from mempo.config import LossConfig, Optim
 from mempo.engines import loader
 from mempo.loss import merge_stats, policy_loss, sft_loss, token_logprobs
 from mempo.records import Sample
+from mempo.runtime import Runtime
 from mempo.trainers import Objective
 
 # Logits [tokens, vocabulary] of one piece hold at most this many numbers: 64 MiB in float32.

@@ -18,10 +18,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from mempo.adapters.trl import MemPOTrainer
 from mempo.advantages import memory_advantages
-from mempo.config import Advantage, MemReward, Runtime, Scoring
+from mempo.config import Advantage, MemReward, Scoring
 from mempo.engines.loader import load_model, load_tokenizer
 from mempo.prompts import PROBE_HEAD, PROBE_TAIL
 from mempo.records import ProbeScore, TurnScore
+from mempo.runtime import Runtime
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "memory_advantage.json").read_text(encoding="utf-8"))
 ROWS = [

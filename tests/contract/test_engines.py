@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mempo.config import Runtime
 from mempo.engines import Engine, Generation, Sampling, open_engine
 from mempo.packing import TokenTree, chain
 from mempo.prompts import encode_frame
+from mempo.runtime import Runtime
 from tests.tiny import make_policy, make_tokenizer
 
 ENGINES = ("hf",)

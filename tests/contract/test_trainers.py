@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from mempo import advantages
-from mempo.config import LossConfig, Optim, Runtime
+from mempo.config import LossConfig, Optim
 from mempo.engines import loader, open_engine
 from mempo.packing import chain
 from mempo.records import Sample
+from mempo.runtime import Runtime
 from mempo.storage import content_hash
 from mempo.trainers import Trainer, open_trainer, torch_trainer
 
@@ -324,7 +325,8 @@ def test_damaged_state_is_named(tiny_policy: Path, runtime: Runtime, tmp_path: P
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mempo.config import LossConfig, Optim, Runtime
+from mempo.config import LossConfig, Optim
+from mempo.runtime import Runtime
 from mempo.trainers import open_trainer
 from tests.contract.test_trainers import make_sample
 trainer = open_trainer(Path(sys.argv[1]), Optim(), LossConfig(), Runtime(trainer=sys.argv[2], num_threads=1))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from mempo import samples, storage
-from mempo.config import Config, Runtime
+from mempo.config import Config
 from mempo.engines.hf import HFEngine
 from mempo.records import Trajectory, TurnScore
+from mempo.runtime import Runtime
 from mempo.scoring import score
 from mempo.workspace import Run, Workspace
 from tests.unit.test_scoring import FRANCE, THREE_TURNS, make_trajectory

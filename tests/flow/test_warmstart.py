@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mempo import data
-from mempo.config import Config, Data, Runtime, Warmstart
+from mempo.config import Config, Data, Warmstart
 from mempo.data.lessons import Teacher
+from mempo.runtime import Runtime
 from mempo.storage import content_hash
 from mempo.warmstart import last_saved, warm_start
 from mempo.workspace import Workspace

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mempo import controls, samples
-from mempo.config import Advantage, Config, Diagnose, MemReward, Runtime, Scoring
+from mempo.config import Advantage, Config, Diagnose, MemReward, Scoring
 from mempo.data import Truth
 from mempo.data.demos import Item
 from mempo.engines.hf import HFEngine
 from mempo.prompts import encode_frame
 from mempo.records import Question, Trajectory
 from mempo.rounds import RoundRecords
+from mempo.runtime import Runtime
 from mempo.scoring import score
 from mempo.standins import Memory, Standin, known_items, memories, memory_turns, shuffled, spoilt, standins
 from tests.unit.builders import question, trajectory, turn, turn_score

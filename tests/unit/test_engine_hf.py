@@ -14,13 +14,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from mempo.config import Runtime
 from mempo.engines import Sampling, scoring
 from mempo.engines.decoders import PaddedDecoder, PlainDecoder
 from mempo.engines.decoding import sample
 from mempo.engines.hf import HFEngine
 from mempo.engines.prefixes import _segments, shared_starts
 from mempo.packing import TokenTree, chain
+from mempo.runtime import Runtime
 from tests.tiny import make_tokenizer
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Lowest first. A new module needs a line here: where it stands says what it may import.
 LAYERS = {
-    "vocabulary": "mempo mempo.config mempo.params mempo.records",
+    "vocabulary": "mempo mempo.config mempo.params mempo.records mempo.runtime mempo.sections",
     "pure": "mempo.advantages mempo.mem_reward mempo.packing mempo.probe_rewards mempo.probes mempo.prompts "
     "mempo.quality mempo.rewards mempo.stats mempo.tags mempo.turns mempo.memory_signal",
     "tensors": "mempo.batch mempo.loss",

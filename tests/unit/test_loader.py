@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mempo.config import Runtime
 from mempo.engines import loader, open_engine
+from mempo.runtime import Runtime
 
 RUNTIME = Runtime(num_threads=1)
 

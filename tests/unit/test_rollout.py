@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from mempo import prompts
-from mempo.config import Config, Format, Loop, Rollout, Runtime, Search
+from mempo.config import Config, Format, Loop, Rollout, Search
 from mempo.engines import Generation, Sampling, open_engine
 from mempo.packing import TokenTree
 from mempo.records import FinishReason, Question, Trajectory
 from mempo.rollout import collect, turn_seed
+from mempo.runtime import Runtime
 from mempo.search import ToolError
 from tests.tiny import make_tokenizer
 

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from mempo import prompts, samples, score_file as scorer
-from mempo.config import Config, Runtime
+from mempo.config import Config
 from mempo.engines import open_engine
 from mempo.params import ConfigError, load_config
+from mempo.runtime import Runtime
 from mempo.score_file import ScoredTurn, score_file
 from mempo.scoring import score
 from mempo.transcript_tokens import encode_response

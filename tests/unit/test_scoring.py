@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import normalizers
 
 from mempo import mem_reward, probes, prompts, rounds, tags
-from mempo.config import Advantage, Config, LossConfig, Rollout, Runtime, Scoring
+from mempo.config import Advantage, Config, LossConfig, Rollout, Scoring
 from mempo.engines.hf import HFEngine
 from mempo.packing import TokenTree
 from mempo.records import Question, Trajectory, Turn, TurnScore
+from mempo.runtime import Runtime
 from mempo.scoring import score
 from mempo.storage import write_json
 from mempo.turns import read_turn

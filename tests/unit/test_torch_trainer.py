@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 
-from mempo.config import LossConfig, Optim, Runtime
+from mempo.config import LossConfig, Optim
 from mempo.engines import loader
+from mempo.runtime import Runtime
 from mempo.trainers import torch_trainer
 from mempo.trainers.torch_trainer import TorchTrainer, learning_rate, microbatches
 from tests.contract.test_trainers import OPTIM, gradient, make_sample

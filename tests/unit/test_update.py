@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 
-from mempo.config import Config, LossConfig, Optim, Runtime
+from mempo.config import Config, LossConfig, Optim
 from mempo.records import Sample
+from mempo.runtime import Runtime
 from mempo.trainers import open_trainer
 from mempo.update import merge, split, token_weight, update
 
