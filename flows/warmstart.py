@@ -20,6 +20,8 @@ def warmstart(overrides: list[str] | None = None, root: str = ".") -> Path:
     config = read_config(Path(root), overrides or [])
     workspace.require()
     inputs = {"data": storage.content_hash(workspace.data)}
+    if config.model.path and Path(config.model.path).is_dir():
+        inputs["model"] = storage.content_hash(Path(config.model.path))
     run = workspace.run("warmstart", config, inputs, sections=("data", "model", "prompt", "warmstart", "runtime"))
     with run.alone():
         return warm_start(run)

@@ -32,7 +32,8 @@ class Batch:
 def collate(samples: Sequence[Sample], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:
     """B samples padded to the longest, T = its length. Token t has its advantage and weight at index t.
 
-    ``position_ids`` count from 0 at a row's first own token; they are 0 on padding.
+    A loss token's weight is the sample's times the sampler's (``mismatch.sampler_weights``). ``position_ids`` count
+    from 0 at a row's first own token; they are 0 on padding.
     """
     length = max(len(sample.token_ids) for sample in samples)
 
@@ -55,5 +56,9 @@ def collate(samples: Sequence[Sample], pad_id: int, side: Literal["left", "right
             0.0,
             torch.float32,
         ),
-        weights=padded([[s.weight * on for on in s.loss_mask] for s in samples], 0.0, torch.float32),
+        weights=padded(
+            [[s.weight * on * w for on, w in zip(s.loss_mask, s.sampler_weights, strict=True)] for s in samples],
+            0.0,
+            torch.float32,
+        ),
     )

@@ -16,12 +16,17 @@ from mempo.runtime import Runtime
 from mempo.sections import Count, NonNegative, Section, Share
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
-SCHEMA = 2
+SCHEMA = 3
+
+
+# Policies that no round has trained: the model at model.path, and what the demonstrations made of it.
+UNTRAINED = ("pretrained", "warmstart")
 
 
 def _policy_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,59}", name) or name == "warmstart":
-        raise ValueError(f"policies: {name!r}: small letters, digits, - and _ make a name, and warmstart is taken")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,59}", name) or name in UNTRAINED:
+        taken = " and ".join(UNTRAINED)
+        raise ValueError(f"policies: {name!r}: small letters, digits, - and _ make a name, and {taken} are taken")
     return name
 
 
@@ -218,10 +223,27 @@ class Advantage(Section):
 
 
 class LossConfig(Section):
+    """``sampler_correction``: importance weights up to ``sampler_cap`` a token or a turn, see ``mismatch``.
+
+    ``max_mismatch``: the KL of sampler and policy, in nats a token, above which a run stops; null: never.
+    """
+
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     kl_coef: NonNegative = 0.0
     old_logprobs: Literal["sampler", "recomputed"] = "sampler"
+    sampler_correction: Literal["none", "token", "sequence"] = "none"
+    sampler_cap: Annotated[float, Field(ge=1)] = 2.0
+    max_mismatch: Annotated[float, Field(gt=0)] | None = 0.1
+
+    @model_validator(mode="after")
+    def _something_to_correct(self) -> LossConfig:
+        if self.sampler_correction != "none" and self.old_logprobs == "sampler":
+            raise ValueError(
+                f"loss.sampler_correction: {self.sampler_correction} needs loss.old_logprobs: recomputed, "
+                "the sampler's own have no ratio to themselves"
+            )
+        return self
 
 
 class Optim(Section):
@@ -236,6 +258,16 @@ class Optim(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     minibatches: Count = 2
     tokens_per_microbatch: Count = 4096
+
+
+class Lora(Section):
+    """``rank`` 0: all weights are trained. Else W + alpha / rank * B A in the linear layers of the body, all of them or
+    those that ``targets`` names (``q_proj``). The warm start trains all weights: LoRA concerns the rounds.
+    """
+
+    rank: Annotated[int, Field(ge=0, le=512)] = 0
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
 
 
 class Loop(Section):
@@ -294,6 +326,7 @@ class Config(Section):
     advantage: Advantage = Advantage()
     loss: LossConfig = LossConfig()
     optim: Optim = Optim()
+    lora: Lora = Lora()
     loop: Loop = Loop()
     evaluation: Evaluation = Evaluation()
     runtime: Runtime = Runtime()
@@ -327,6 +360,19 @@ class Config(Section):
         other = "full_scorer" if s.full_scorer == "reference" else "baseline" if s.baseline == "seen" else None
         if other and self.uses_memory_reward and not m.reads_p_full:
             raise ValueError(f"scoring.{other}: does nothing where mem_reward.kind is {m.kind}, which reads no p_full")
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_scores_at_temperature_one(self) -> Config:
+        asked = [
+            *(["loss.old_logprobs: recomputed"] if self.loss.old_logprobs == "recomputed" else []),
+            *([f"loss.kl_coef: {self.loss.kl_coef:g}"] if self.loss.kl_coef > 0 else []),
+        ]
+        if self.runtime.engine == "vllm" and asked and self.rollout.temperature != 1:
+            raise ValueError(
+                f"runtime.engine: vllm scores at temperature 1 alone, and {' and '.join(asked)} needs it at "
+                f"rollout.temperature: {self.rollout.temperature:g}"
+            )
         return self
 
     @property

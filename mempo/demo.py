@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mempo.console import console
 
+PROFILES = Path("params")  # folders with a params.yaml of their own, and one dvc.yaml for all of them
 QUICK_ROUNDS = 6
 QUICK_QUESTIONS = 256
 
@@ -20,11 +21,13 @@ class StageFailed(RuntimeError):
     """A DVC command that ended with an error; its own output has told why."""
 
 
-def reproduce(root: Path, overrides: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
-    """``dvc repro``, or ``dvc exp run -S key=value`` where settings are overridden (DVC then edits params.yaml)."""
+def reproduce(
+    root: Path, overrides: Sequence[str] = (), targets: Sequence[str] = (), params: Path = Path("params.yaml")
+) -> None:
+    """``dvc repro``, or ``dvc exp run -S key=value`` where settings are overridden (DVC then edits ``params``)."""
     if overrides:
         # "++" sets a key whether the file has it or not.
-        changes = [part for text in overrides for part in ("-S", f"++{text}")]
+        changes = [part for text in overrides for part in ("-S", f"{params}:++{text}")]
         command = ["exp", "run", *changes, *targets]
     else:
         command = ["repro", *targets]
@@ -49,10 +52,11 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def full(root: Path, overrides: Sequence[str]) -> None:
-    """All stages; then the table, where the report lies, and what to do next."""
-    reproduce(root, overrides)
-    _close(root, Path("report") / "index.html")
+def full(root: Path, overrides: Sequence[str], profile: str | None = None) -> None:
+    """All stages, the root's or those of a profile; then the table, where the report lies, and what to do next."""
+    home = PROFILES / profile if profile else Path()
+    reproduce(root, overrides, [f"{PROFILES}/dvc.yaml:report@{profile}"] if profile else [], home / "params.yaml")
+    _close(root / home, page=True)
 
 
 def quick(root: Path, overrides: Sequence[str]) -> None:
@@ -63,20 +67,24 @@ def quick(root: Path, overrides: Sequence[str]) -> None:
     reproduce(root, overrides, ["warmstart"])
     from flows.evaluate import evaluate
     from flows.train import train
-    from mempo.workspace import Workspace
 
     settings = [*overrides, f"loop.num_rounds={QUICK_ROUNDS}", f"evaluation.num_questions={QUICK_QUESTIONS}"]
     started = time.perf_counter()
     train("mempo", settings, str(root))
     evaluate(["warmstart", "mempo"], settings, str(root))
     console.print(f"quick demo: {time.perf_counter() - started:.0f} s after the warm start")
-    _close(Workspace(root).root, None)
+    _close(root, page=False)
 
 
-def _close(root: Path, page: Path | None) -> None:
+def _close(home: Path, *, page: bool) -> None:
     from mempo import report, storage
+    from mempo.workspace import Workspace
 
-    console.print(report.table(storage.read_json(root / "metrics" / "evaluation.json")))
+    workspace = Workspace(home)
+    console.print(report.table(storage.read_json(workspace.metrics / "evaluation.json")))
     if page:
-        console.print(f"report: {(root / page).resolve()}")
+        for name, figures in storage.read_json(workspace.metrics / "train.json").items():
+            rates = ", ".join(f"{step} {rate:,.0f}" for step, rate in figures["tokens_per_second"].items())
+            console.print(f"{name}, tokens a second: {rates}")
+        console.print(f"report: {(workspace.report / 'index.html').resolve()}")
     console.print('next: `make ui` opens the training curves in MLflow; `mempo ask "..."` asks the policy')

@@ -17,10 +17,11 @@ from pathlib import Path
 from mempo import services
 from mempo.services import DEADLINE_S, Say, Service
 
-# What ``clean`` removes: outputs and caches under the root, and of the state folder only what is known to be ours.
+# What ``clean`` removes: outputs and caches under the root and each profile, of the state folder only what is ours.
 MADE = (
     *("runs", "data/geo", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
     *("ablation", "ablation-quick"),
+    "params/smollm2/pretrained",
     *(".dvc/cache", ".dvc/tmp", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
 STATE_MADE = (
@@ -100,7 +101,8 @@ def running() -> list[Service]:
 def clean() -> list[str]:
     """Stop the servers and remove what the project made: state, runs, DVC outputs and caches. A line on each."""
     done, root, state = stop(), project_root(), state_folder()
-    for path in [*(root / name for name in MADE), *(state / name for name in STATE_MADE)]:
+    homes = [root, *sorted(file.parent for file in root.glob("params/*/params.yaml"))]
+    for path in [*(home / name for home in homes for name in MADE), *(state / name for name in STATE_MADE)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.exists() or path.is_symlink():
@@ -108,11 +110,11 @@ def clean() -> list[str]:
         else:
             continue
         done.append(f"removed {path}")
-    lock = root / "dvc.lock"
-    if lock.exists() and not _in_git(lock):
-        lock.unlink()
-        done.append(f"removed {lock}")
-    for folder in (state, root / "data"):
+    for lock in (root / "dvc.lock", root / "params" / "dvc.lock"):
+        if lock.exists() and not _in_git(lock):
+            lock.unlink()
+            done.append(f"removed {lock}")
+    for folder in (state, *(home / "data" for home in homes)):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return done

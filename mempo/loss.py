@@ -8,9 +8,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-# e^20 = 4.9e8. Beyond it a float32 ratio overflows to inf, and the gradient of a clipped inf is NaN.
-MAX_LOG_RATIO = 20.0
+from mempo.mismatch import MAX_LOG_RATIO
+
 ENTROPY_TOKENS = 1024
+_LARGEST = ("ratio_max", "log_ratio_max")
 
 
 @overload
@@ -56,7 +57,8 @@ def policy_loss(
     r = exp(logprobs - old), k3 = exp(d) - d - 1 with d = ref - logprobs. Both exponents are clamped to +-20: a token
     beyond has a finite loss and no gradient, and shows in ``ratio_max``, which is not clamped. NaN stays NaN. Tokens of
     weight 0 are not read at all. Stats over the others: loss (sum), num_tokens, clip_fraction, approx_kl (of old from
-    new, k3), ref_kl (with a reference), ratio_max. Raises ``ValueError`` on a KL term without a reference.
+    new, k3), ref_kl (with a reference), ratio_max, log_ratio_max (largest |log r|). Raises ``ValueError`` on a KL term
+    without a reference.
     """
     on = weights != 0
     logprobs, old_logprobs, advantages, weights = (x[on] for x in (logprobs, old_logprobs, advantages, weights))
@@ -87,8 +89,8 @@ def sft_loss(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, float
 
 
 def merge_stats(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Statistics of micro-batches or ranks as of one batch: sums of loss and num_tokens, the largest ratio_max, means
-    over tokens of the rest. A NaN anywhere stays NaN.
+    """Statistics of micro-batches or ranks as of one batch: sums of loss and num_tokens, the largest ratio_max and
+    log_ratio_max, means over tokens of the rest. A NaN anywhere stays NaN.
     """
     total = sum(part["num_tokens"] for part in stats)
     merged: dict[str, float] = {}
@@ -96,7 +98,7 @@ def merge_stats(stats: Sequence[dict[str, float]]) -> dict[str, float]:
         values = [part.get(name, 0.0) for part in stats]
         if name in ("loss", "num_tokens"):
             merged[name] = sum(values)
-        elif name == "ratio_max":
+        elif name in _LARGEST:
             merged[name] = torch.tensor(values, dtype=torch.float64).max().item()
         else:
             tokens = (part["num_tokens"] for part in stats)
@@ -111,6 +113,7 @@ def _stats(loss: Tensor, figures: dict[str, Tensor], log_ratio: Tensor | None = 
     stats |= {name: values.double().sum().item() / max(num_tokens, 1) for name, values in figures.items()}
     if log_ratio is not None:
         stats["ratio_max"] = log_ratio.max().double().exp().item() if num_tokens else 0.0
+        stats["log_ratio_max"] = log_ratio.abs().max().item() if num_tokens else 0.0
     return stats
 
 

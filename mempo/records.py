@@ -8,7 +8,7 @@ Spans are half-open, ``[start, end)``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Action = Literal["search", "answer"]
@@ -151,7 +151,8 @@ class TurnScore:
 class Sample:
     """One turn as training data: T = P + R tokens. Everything is 0 on prompt tokens.
 
-    ``weight`` multiplies each loss token (see ``advantages.token_weights``); the loss is a plain sum of weighted terms.
+    ``weight`` multiplies each loss token (see ``advantages.token_weights``), ``sampler_weights`` [T] too (see
+    ``mismatch``; none given: 1 everywhere); the loss is a plain sum of weighted terms.
     """
 
     key: str
@@ -162,8 +163,11 @@ class Sample:
     outcome_advantage: float
     memory_advantages: list[float]
     weight: float
+    sampler_weights: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not self.sampler_weights:
+            object.__setattr__(self, "sampler_weights", [1.0] * len(self.token_ids))
         _same_length(
             self,
             len(self.token_ids),
@@ -171,4 +175,5 @@ class Sample:
             old_logprobs=self.old_logprobs,
             ref_logprobs=self.ref_logprobs,
             memory_advantages=self.memory_advantages,
+            sampler_weights=self.sampler_weights,
         )

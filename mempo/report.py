@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PLOTTED = ("round", "em", "reward/mean", "dev/em_greedy", "format_rate", "turns", "response_tokens", "mem_reward/p05",
            "mem_reward/p25", "mem_reward/p50", "mem_reward/p75", "mem_reward/p95", "p_mem/p50", "p_full/p50",
            "mem_weight", "kept/nothing_mem", "group/flat_share", "approx_kl", "clip_fraction", "ratio_max", "grad_norm",
-           "entropy", "cpu_seconds")  # fmt: skip
+           "entropy", "mismatch/kl", "mismatch/ratio_max", "cpu_seconds")  # fmt: skip
 
 
 def build(root: Path) -> Path:

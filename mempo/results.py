@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from mempo import figures, rounds, storage
+from mempo.config import UNTRAINED
 from mempo.excerpts import Excerpt, choose
 from mempo.records import Question, Trajectory
 from mempo.style import ordered
@@ -61,7 +62,7 @@ class Difference:
 
 
 def read(root: Path) -> Results:
-    """Everything under ``root``. Policies are those that were evaluated; all of them but the warm start were trained.
+    """Everything under ``root``. Policies are those that were evaluated; all but ``UNTRAINED`` have rounds.
 
     Raises ``FileNotFoundError`` naming the missing file and the command that makes it.
     """
@@ -71,7 +72,7 @@ def read(root: Path) -> Results:
     metrics = storage.read_json(there(Workspace(root).metrics / "evaluation.json", evaluate))
     counts = evaluation.drop_duplicates("question_id")["num_objectives"]
     everything = sum(majority[str(count)] for count in counts) / len(counts)
-    names = [name for name in ordered(evaluation["policy"]) if name != START]
+    names = [name for name in ordered(evaluation["policy"]) if name not in UNTRAINED]
     by_round, rewards = (
         {name: pd.read_parquet(there(folder / name / f"{kind}.parquet", f"mempo train {name}")) for name in names}
         for kind in ("rounds", "rewards")
@@ -96,6 +97,7 @@ def train_figures(frame: pd.DataFrame) -> dict[str, Any]:
         "trajectories": int(frame["trajectories"].sum()),
         "cpu_seconds": float(figures.training_cpu_seconds(frame).iloc[-1]),
         "seconds": {step: float(frame[f"time/{step}_s"].sum()) for step in steps},
+        "tokens_per_second": rates(frame),
     }
     for column, name in BEST.items():
         measured = frame.reindex(columns=["round", column]).dropna()
@@ -110,6 +112,16 @@ def train_figures(frame: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
+def rates(frame: pd.DataFrame) -> dict[str, float]:
+    """Tokens a second over all rounds, loading included: generated ones of ``rollout``; of ``score`` and ``update``
+    those of all turns, prompt and response (scoring reads shared prefixes once, so its own count is lower).
+    """
+    generated = float(frame["response_tokens"].sum())
+    held = generated + float(frame["prompt_tokens"].sum())
+    counts = {"rollout": generated, "score": held, "update": held}
+    return {step: count / float(frame[f"time/{step}_s"].sum()) for step, count in counts.items()}
+
+
 def controlled(frame: pd.DataFrame) -> dict[int, dict[str, float]]:
     """The figures of known good and bad memories, of the first and of the last round that has them."""
     names = [name for name in frame.columns if name.startswith("control/")]
@@ -121,9 +133,9 @@ def controlled(frame: pd.DataFrame) -> dict[int, dict[str, float]]:
 
 
 def differences(rows: pd.DataFrame) -> list[Difference]:
-    """Every two policies, the warm start always second. Paired: what makes a question hard for both drops out."""
+    """Every two policies, an untrained one always second. Paired: what makes a question hard for both drops out."""
     sampled = rows[~rows["greedy"]].pivot(index="question_id", columns="policy", values="em")
-    pairs = [(b, a) if a == START else (a, b) for a, b in combinations(ordered(rows["policy"]), 2)]
+    pairs = [(b, a) if a in UNTRAINED else (a, b) for a, b in combinations(ordered(rows["policy"]), 2)]
     gaps = [(first, second, sampled[first] - sampled[second]) for first, second in pairs]
     return [Difference(a, b, float(gap.mean()), figures.standard_error(gap)) for a, b, gap in gaps]
 

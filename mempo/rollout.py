@@ -30,8 +30,9 @@ async def collect(
 ) -> list[Trajectory]:
     """``samples`` (``loop.group_size``) trajectories for each question, in order of question and sample.
 
-    Batches form in fixed blocks, ``rollout.block_questions`` groups or as many rows of fewer samples, and every turn
-    has its own seed: the result is a function of the arguments. ``progress`` is told how many are finished.
+    Every turn has its own seed. An engine that is not ``continuous`` gets fixed blocks, ``rollout.block_questions``
+    groups or as many rows of fewer samples: its batches, and so the result, are a function of the arguments. Others
+    get all at once, and no trajectory waits for another. ``progress`` is told how many are finished.
     """
     agent = _Agent(engine, searcher, config, greedy, round_index, seed)
     done = 0
@@ -46,7 +47,10 @@ async def collect(
 
     trajectories: list[Trajectory] = []
     num_samples = config.loop.group_size if samples is None else samples
-    block_size = max(1, config.rollout.block_questions * config.loop.group_size // num_samples)
+    rows = (
+        len(questions) * num_samples if engine.continuous else config.rollout.block_questions * config.loop.group_size
+    )
+    block_size = max(1, rows // num_samples)
     for start in range(0, len(questions), block_size):
         block = questions[start : start + block_size]
         trajectories += await asyncio.gather(*(finished(question, i) for question in block for i in range(num_samples)))

@@ -74,23 +74,17 @@ def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return figures | {f"status/{name}": statuses[name] / total for name in get_args(Status)}
 
 
-def score_figures(trajectories: Sequence[Trajectory], scores: Sequence[TurnScore]) -> dict[str, float]:
-    """How many turns were scored; where old log-probs were recomputed, their largest ratio to the sampler's - 1.
+def score_figures(scores: Sequence[TurnScore]) -> dict[str, float]:
+    """How many turns were scored.
 
     ``p_full/drift``: mean over first wordings of the mean over answer tokens of the reference's log-prob after the
     history minus the actor's.
     """
-    sampled = [turn.sampling_logprobs for trajectory in trajectories for turn in trajectory.turns]
-    gaps = [
-        old - mine
-        for score, row in zip(scores, sampled, strict=True)
-        for old, mine in zip(score.old_logprobs, row, strict=True)
-    ]
     figures: dict[str, float] = {"probes": sum(score.reason is None for score in scores)}
     drifts = [_drift(score.probes[0]) for score in scores if score.probes and score.probes[0].actor_logprobs]
     if drifts:
         figures["p_full/drift"] = math.fsum(drifts) / len(drifts)
-    return figures | ({"sampler_gap": math.expm1(max(map(abs, gaps)))} if any(gaps) else {})
+    return figures
 
 
 def _drift(probe: ProbeScore) -> float:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from mempo.sections import Count, Section
 
+BaseURL = Annotated[str, Field(pattern=r"^https?://[^/?#\s]+/?$")]
+
 
 class VLLM(Section):
     """Engine ``vllm``. ``servers``: base URLs of running vLLM servers; none: one engine in this process.
@@ -16,7 +18,7 @@ class VLLM(Section):
     ``deadline_s``: the longest that one turn may take, retries on other servers included.
     """
 
-    servers: tuple[str, ...] = ()
+    servers: tuple[BaseURL, ...] = ()
     tensor_parallel: Count = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_gib: Count = 1

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mempo import advantages, rewards
 from mempo.config import Config
 from mempo.memory_signal import memory_signal
+from mempo.mismatch import mismatch_figures, refuse_mismatch, sampler_weights
 from mempo.probe_rewards import ProbeValue, memory_rewards
 from mempo.records import Question, Sample, Trajectory, Turn, TurnScore
 
@@ -56,7 +57,8 @@ def build(
     by_turn = {(s.question_id, s.sample_index, s.turn): s for s in scores}
     turns = [[by_turn[t.question_id, t.sample_index, i + 1] for i in range(len(t.turns))] for t in kept]
 
-    outcomes = [_outcome(t, questions[t.question_id], config) for t in kept]
+    paid = config.reward.model_dump()
+    outcomes = [rewards.outcome_reward(t, questions[t.question_id], **paid) for t in kept]
     groups = [t.question_id for t in kept]
     outcome_advantages = advantages.outcome_advantages(outcomes, groups, normalize_std=config.advantage.normalize_std)
     probes, mem_rewards = memory_rewards(turns, config.mem_reward, aliases=config.scoring.aliases)
@@ -75,45 +77,37 @@ def build(
         turns=[[score.turn for score in of_trajectory] for of_trajectory in turns],
     )
 
-    drafts: list[_Draft] = []
+    samples: list[Sample] = []
     table: list[TurnReward] = []
     flat = _flat_groups(outcomes, groups) if config.advantage.flat_groups == "drop" else set()
     for i, trajectory in enumerate(kept):
         for j, turn in enumerate(trajectory.turns):
-            drafts.append(_draft(trajectory, turn, turns[i][j], outcome_advantages[i], on_memory[i][j], config, flat))
+            samples.append(_sample(trajectory, turn, turns[i][j], outcome_advantages[i], on_memory[i][j], config, flat))
             table.append(
                 _row(trajectory, turn, turns[i][j], outcomes[i], outcome_advantages[i], probes[i][j],
                      mem_rewards[i][j], memory_advantages[i][j])
             )  # fmt: skip
-    return _weighted(drafts, config), table
+    return _weighted(samples, [t.key for t in kept for _ in t.turns], config), table
 
 
-def _outcome(trajectory: Trajectory, question: Question, config: Config) -> float:
-    reward = config.reward
-    return rewards.outcome_reward(
-        trajectory,
-        question,
-        kind=reward.kind,
-        normalizer=reward.normalizer,
-        format_credit=reward.format_credit,
-        require_format=reward.require_format,
-    )
+def mismatch(
+    trajectories: Sequence[Trajectory], scores: Sequence[TurnScore], config: Config, *, round_index: int
+) -> dict[str, float]:
+    """``mismatch/...``: recomputed log-probs against the sampler's; nothing where those are trained on, see ``update``.
+
+    Raises ``Mismatch`` above ``loss.max_mismatch``.
+    """
+    loss = config.loss
+    if loss.old_logprobs == "sampler":
+        return {}
+    old = [value for score in scores for value in score.old_logprobs]
+    sampling = [value for t in trajectories for turn in t.turns for value in turn.sampling_logprobs]
+    figures = mismatch_figures(old, sampling, cap=loss.sampler_cap)
+    refuse_mismatch(figures, loss.max_mismatch, round_index=round_index)
+    return {f"mismatch/{name}": value for name, value in figures.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A sample before its weight: weights depend on how many tokens the whole batch trains on."""
-
-    trajectory_key: str
-    key: str
-    turn: Turn
-    score: TurnScore
-    outcome_advantage: float
-    memory_advantages: list[float]
-    loss_mask: list[int]
-
-
-def _draft(
+def _sample(
     trajectory: Trajectory,
     turn: Turn,
     score: TurnScore,
@@ -121,8 +115,9 @@ def _draft(
     memory: float,
     config: Config,
     flat: set[str],
-) -> _Draft:
-    prompt, response = len(turn.prompt_ids), len(turn.response_ids)
+) -> Sample:
+    """A turn as a sample of weight 0: weights depend on how many tokens the whole batch trains on."""
+    prompt, response = [0.0] * len(turn.prompt_ids), len(turn.response_ids)
     spans = [turn.mem_span] if turn.mem_span else []
     on_span = advantages.span_advantages(response, spans, [memory] * len(spans))
     trained = [1] * response
@@ -131,39 +126,31 @@ def _draft(
     elif trajectory.question_id in flat:
         # A flat group carries no outcome signal: only its memory tokens train, and only they are counted.
         trained = [int(value != 0.0) for value in on_span]
-    return _Draft(
-        trajectory.key,
-        f"{trajectory.key}/{score.turn}",
-        turn,
-        score,
-        outcome_advantage,
-        [0.0] * prompt + on_span,
-        [0] * prompt + trained,
+    loss = config.loss
+    corrected = sampler_weights(
+        score.old_logprobs, turn.sampling_logprobs, correction=loss.sampler_correction, cap=loss.sampler_cap
+    )
+    return Sample(
+        key=f"{trajectory.key}/{score.turn}",
+        token_ids=[*turn.prompt_ids, *turn.response_ids],
+        loss_mask=[0] * len(prompt) + trained,
+        old_logprobs=prompt + score.old_logprobs,
+        ref_logprobs=prompt + score.ref_logprobs,
+        outcome_advantage=outcome_advantage,
+        memory_advantages=prompt + on_span,
+        weight=0.0,
+        sampler_weights=prompt + corrected,
     )
 
 
-def _weighted(drafts: Sequence[_Draft], config: Config) -> list[Sample]:
-    trained = [draft for draft in drafts if any(draft.loss_mask)]
+def _weighted(samples: Sequence[Sample], owners: Sequence[str], config: Config) -> list[Sample]:
     weights = advantages.token_weights(
-        [sum(draft.loss_mask) for draft in trained],
-        [draft.trajectory_key for draft in trained],
+        [sum(sample.loss_mask) for sample in samples],
+        owners,
         aggregation=config.advantage.aggregation,
         max_response_tokens=config.rollout.max_response_tokens,
     )
-    by_key = {draft.key: weight for draft, weight in zip(trained, weights, strict=True)}
-    return [
-        Sample(
-            key=draft.key,
-            token_ids=[*draft.turn.prompt_ids, *draft.turn.response_ids],
-            loss_mask=draft.loss_mask,
-            old_logprobs=[0.0] * len(draft.turn.prompt_ids) + draft.score.old_logprobs,
-            ref_logprobs=[0.0] * len(draft.turn.prompt_ids) + draft.score.ref_logprobs,
-            outcome_advantage=draft.outcome_advantage,
-            memory_advantages=draft.memory_advantages,
-            weight=by_key.get(draft.key, 0.0),
-        )
-        for draft in drafts
-    ]
+    return [replace(sample, weight=weight) for sample, weight in zip(samples, weights, strict=True)]
 
 
 def _flat_groups(outcomes: Sequence[float], groups: Sequence[str]) -> set[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from mempo.config import Config
-from mempo.engines import Engine
+from mempo.engines import Engine, Scorer
 from mempo.packing import TokenTree, chain
 from mempo.probes import Probe, full_tree, make_probe, memory_trees, segment_ids, wordings
 from mempo.records import NoScore, ProbeScore, Question, Trajectory, Turn, TurnScore
@@ -41,7 +41,7 @@ def score(
     questions: Mapping[str, Question],
     config: Config,
     *,
-    reference: Engine | None = None,
+    reference: Scorer | None = None,
 ) -> list[TurnScore]:
     """One TurnScore for every turn of every trajectory, in their order. Probes are scored at temperature 1.
 
@@ -111,7 +111,7 @@ def _plan(engine: Engine, trajectory: Trajectory, probes: Sequence[Probe], confi
 
 def _probe_scores(
     engine: Engine,
-    reference: Engine | None,
+    reference: Scorer | None,
     scored: Sequence[_Plan],
     probes: Mapping[str, Sequence[Probe]],
     config: Config,
@@ -161,7 +161,7 @@ def _probe_score(probe: Probe, full: list[float], pieces: list[list[float]], act
     )
 
 
-def _response_logprobs(engine: Engine, turns: Sequence[Turn], config: Config) -> list[list[float]]:
+def _response_logprobs(engine: Scorer, turns: Sequence[Turn], config: Config) -> list[list[float]]:
     trees = [chain([*turn.prompt_ids, *turn.response_ids], len(turn.prompt_ids)) for turn in turns]
     return engine.logprobs(trees, temperature=config.rollout.temperature)
 

@@ -20,10 +20,11 @@ def ready(
 ) -> list[str]:
     """Check the settings, and that the data and the policies ``needs`` are there; then see that Prefect answers."""
     from mempo import cli, local
+    from mempo.config import UNTRAINED
     from mempo.params import load_config
     from mempo.workspace import Workspace
 
-    names: list[str | None] = [name for name in policies if name != "warmstart"]
+    names: list[str | None] = [name for name in policies if name not in UNTRAINED]
     for policy in names or [None]:
         load_config(root / "params.yaml", settings or (), policy=policy)
     if needs is not None:
@@ -93,12 +94,15 @@ def report(root: Root = HERE) -> None:
 def demo(
     settings: Set = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds of one policy, beside the DVC pipeline.")] = False,
+    profile: Annotated[str | None, typer.Option(help="A folder below params/ in the place of the demo.")] = None,
 ) -> None:
     """The whole pipeline: prepare, warmstart, train, evaluate, report. Only what is out of date runs."""
-    settings = ready(HERE, settings)
     from mempo import demo as demos
 
-    demos.quick(HERE, settings) if quick else demos.full(HERE, settings)
+    if quick and profile:
+        raise typer.BadParameter("--quick and --profile do not go together")
+    settings = ready(demos.PROFILES / profile if profile else HERE, settings)
+    demos.quick(HERE, settings) if quick else demos.full(HERE, settings, profile)
 
 
 @stages.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mempo.stages import Set
+from mempo.stages import HERE, Root, Set
 
 standalone = typer.Typer()
 
@@ -51,3 +51,61 @@ def score(
     Console().print(score_file.table(rows))
     if out is not None:
         typer.echo(f"{len(rows)} rows: {out}")
+
+
+@standalone.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A .gguf file, or an installed Python package that holds one.")],
+    folder: Annotated[Path, typer.Argument(help="Where the model goes; it appears whole.")],
+) -> None:
+    """A pretrained model from a GGUF file as a Hugging Face folder: its weights dequantised, in float32."""
+    from mempo import pretrained
+
+    typer.echo(pretrained.convert(pretrained.find_gguf(source), folder))
+
+
+@standalone.command()
+def serve(
+    policy: Annotated[Path, typer.Argument(help="The policy: a Hugging Face folder.")],
+    count: Annotated[int, typer.Option(min=1, help="How many servers; each takes GPUs of its own.")] = 1,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the first server; the others follow.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    settings: Set = None,
+    params: Annotated[Path | None, typer.Option(help="A params.yaml to start from; without it, the defaults.")] = None,
+) -> None:
+    """Run vLLM servers for runtime.engine=vllm until Ctrl-C. A server that dies is started again.
+
+    VLLM_API_KEY in the environment is asked of who samples. It does not guard the endpoints that change weights.
+    """
+    from mempo import local, serving
+    from mempo.params import load_config
+
+    runtime = load_config(params, settings or ()).runtime
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        warning = "whoever reaches it may load weights and run any method of vLLM's workers, with no key"
+        typer.secho(f"mempo: --host {host}: {warning}: keep it inside a network of your own", fg="yellow", err=True)
+    with serving.until_signal() as stop:
+        logs = local.state_folder() / "logs"
+        serving.serve(policy, runtime, logs, count=count, host=host, port=port, say=typer.echo, stop=stop)
+
+
+@standalone.command()
+def plan(
+    gpu_memory: Annotated[float, typer.Option(min=1, help="GiB of one device.")] = 80,
+    tflops: Annotated[float | None, typer.Option(min=0.001, help="TFLOP/s that a device reaches: seconds.")] = None,
+    settings: Set = None,
+    root: Root = HERE,
+) -> None:
+    """Does it fit, and what does a round cost? From the settings alone. Exit code 1 where it does not fit."""
+    from rich.console import Console
+
+    from mempo import plan as plans
+    from mempo.footprint import GIB
+    from mempo.params import load_config
+
+    memory = gpu_memory * GIB
+    made = plans.plan(load_config(root / "params.yaml", settings or ()), memory)
+    Console().print(*plans.tables(made, memory, tflops), sep="\n")
+    for problem in made.problems:
+        typer.secho(problem, fg="red", err=True)
+    raise typer.Exit(1 if made.problems else 0)

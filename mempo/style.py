@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 INK = "#333333"
-# Okabe and Ito's palette; the warm start is grey, for nothing was learned there by trial.
-_KNOWN = {"warmstart": "#7a7a7a", "mempo": "#0072b2", "grpo": "#d55e00", "full_context": "#009e73"}
+# Okabe and Ito's palette; greys where nothing was learned by trial.
+_KNOWN = {"pretrained": "#b5b5b5", "warmstart": "#7a7a7a",
+          "mempo": "#0072b2", "grpo": "#d55e00", "full_context": "#009e73"}  # fmt: skip
 _OTHERS = ("#cc79a7", "#56b4e9", "#e69f00", "#8c6d1f", "#5b4b8a")
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8.5,

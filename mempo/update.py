@@ -9,6 +9,7 @@ from statistics import fmean
 
 from mempo.config import Config
 from mempo.loss import merge_stats
+from mempo.mismatch import ratio_of, refuse_mismatch
 from mempo.records import Sample
 from mempo.trainers import Trainer
 
@@ -31,19 +32,23 @@ def update(
     W_k of it and is multiplied by W / W_k. So each step carries the weight of the whole batch: with W = 1 it is the
     weighted mean over its own tokens, and the ``constant`` aggregation keeps its W. (Multiplying by the number of
     minibatches instead would let a step shrink or grow with the tokens that the shuffle happened to put into it.)
+
+    Before its first step the trainer is the policy that sampled: ``mismatch/...`` compares its log-probs with the
+    sampler's, ``mismatch/trainer_...`` with recomputed ones. Raises ``Mismatch`` where that KL is above
+    ``loss.max_mismatch``: one step was made by then, and nothing was saved.
     """
     minibatches = split(samples, config.optim.minibatches, seed=f"{config.loop.seed}/{round_index}")
     steps = []
+    mismatch: dict[str, float] = {}
     for done, minibatch in enumerate(minibatches, start=1):
         steps.append(trainer.step(minibatch))
+        if done == 1:
+            mismatch = {"kl": steps[0]["approx_kl"], "ratio_max": ratio_of(steps[0]["log_ratio_max"])}
+            refuse_mismatch(mismatch, config.loss.max_mismatch, round_index=round_index)
         if progress:
             progress(done, loss=steps[-1]["loss"])
-    figures = merge(steps)
-    if steps and config.loss.old_logprobs == "sampler":
-        # Before the first step trainer and sampler are the same policy: what differs is arithmetic.
-        figures["sampler_gap"] = steps[0]["ratio_max"] - 1.0
-        figures["sampler_kl"] = steps[0]["approx_kl"]  # grows with a gap to either side
-    return figures
+    prefix = "mismatch/" if config.loss.old_logprobs == "sampler" else "mismatch/trainer_"
+    return merge(steps) | {f"{prefix}{name}": value for name, value in mismatch.items()}
 
 
 def split(samples: Sequence[Sample], num_minibatches: int, *, seed: str) -> list[list[Sample]]:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mempo import scratch, storage
+from mempo import lora, scratch, storage
 from mempo.config import Config, Optim
 from mempo.data.geo import build_world
 from mempo.data.lessons import Teacher
@@ -51,6 +51,8 @@ def last_saved(run: Run) -> tuple[int, Path]:
     if saved:
         return int(saved[-1].name.removeprefix("step_")), saved[-1]
     if run.config.model.path:
+        if lora.is_adapter(run.config.model.path):
+            raise ValueError(f"model.path: {run.config.model.path} holds a LoRA adapter; merge it into its base first")
         return 0, Path(run.config.model.path)
     folder = run.folder / "untrained"
     if not folder.exists():

@@ -27,6 +27,7 @@ from mempo.params import ConfigError, checked
 _FREE = {"ablate", "diagnose", "evaluation", "tracking", "policies", "preset"}
 _FREE_KEYS = {
     "loop": {"num_rounds", "keep_every", "dev_every"},
+    "loss": {"max_mismatch"},
     "runtime": {"max_batch", "vllm", "deepspeed"},
     "warmstart": {"save_every"},
 }
@@ -56,7 +57,8 @@ class Workspace:
 
     def require(self, *policies: str) -> None:
         """Raises ``FileNotFoundError`` naming what is missing, the data or one of ``policies``, and what makes it."""
-        makers = {name: "warmstart" if name == "warmstart" else f"train {name}" for name in policies}
+        named = [name for name in policies if name != "pretrained"]
+        makers = {name: "warmstart" if name == "warmstart" else f"train {name}" for name in named}
         needed = {self.data: "prepare"} | {self.checkpoint(name): maker for name, maker in makers.items()}
         for path, maker in needed.items():
             if not path.exists():

@@ -22,7 +22,7 @@ SECTIONS: dict[str, tuple[int, list[list[str]]]] = {
     "Memory reward": (2, [["mem_reward/p05", "mem_reward/p50", "mem_reward/p95"], ["p_mem/p50", "p_full/p50"]]),
     "Outcome": (3, [["em"], ["dev/em_greedy"], ["format_rate"]]),
     "Signal": (3, [["pool/flat_share", "group/flat_share"], ["kept/full", "kept/mem"], ["mem_tokens/mean"]]),
-    "Update": (3, [["approx_kl"], ["clip_fraction"], ["grad_norm"], ["entropy"]]),
+    "Update": (3, [["approx_kl"], ["clip_fraction"], ["grad_norm"], ["entropy"], ["mismatch/kl"]]),
 }
 # What variants are compared by.
 ABLATION: dict[str, tuple[int, list[list[str]]]] = {

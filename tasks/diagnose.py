@@ -10,6 +10,7 @@ from mempo import controls, rounds, storage
 from mempo.records import Sample, Trajectory
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
+from tasks import engines
 from tasks.round import Figures, policy_engine, remake, step, truth
 
 
@@ -32,7 +33,9 @@ def _alignment(run: Run, policy: Path, round_index: int, trajectories: list[Traj
     if not outcome or not config.uses_memory_reward:
         return {}
     loss = config.loss.model_copy(update={"kl_coef": 0.0})  # the KL term would pull both the same way
-    trainer = open_trainer(policy, config.optim, loss, config.runtime, temperature=config.rollout.temperature)
+    temperature, adapter = config.rollout.temperature, config.lora
+    engines.sleep()
+    trainer = open_trainer(policy, config.optim, loss, config.runtime, temperature=temperature, adapter=adapter)
     found = trainer.alignment(outcome, memory)
     trainer.close()
     names = {"cosine": "cosine", "first_norm": "outcome_norm", "second_norm": "memory_norm"}

@@ -12,19 +12,20 @@ from prefect import task
 from mempo import evaluation, rounds, storage
 from mempo.config import SCHEMA, Config, digest
 from mempo.console import progress
-from mempo.engines import open_engine
 from mempo.evaluation import EvaluationRow
 from mempo.records import Question
 from mempo.rollout import collect
 from mempo.search import open_searcher
 from mempo.workspace import Workspace, result_parameters
+from tasks import engines
 
 
 @task(task_run_name="evaluate {name}", persist_result=False)
 def evaluate_policy(workspace: Workspace, name: str, policy: Path, config: Config) -> list[EvaluationRow]:
     """The first ``evaluation.num_questions`` questions of the split, once sampled and once greedy."""
     asked = config.evaluation
-    inputs = {"policy": storage.content_hash(policy), "data": storage.content_hash(workspace.data)}
+    weights = storage.content_hash(policy) if policy.exists() else str(policy)  # else the id of a hub
+    inputs = {"policy": weights, "data": storage.content_hash(workspace.data)}
     key = digest([SCHEMA, result_parameters(config), asked.model_dump(mode="json"), inputs])
     found = workspace.root / "runs" / "evaluation" / f"{name}-{key}.parquet"
     if found.exists():
@@ -34,7 +35,7 @@ def evaluate_policy(workspace: Workspace, name: str, policy: Path, config: Confi
         raise ValueError(f"evaluation.num_questions: {asked.split} has {len(questions)}, asked {asked.num_questions}")
     sampling = config.rollout.model_copy(update={"temperature": asked.temperature})
     config = config.model_copy(update={"rollout": sampling})
-    engine = open_engine(policy, config.runtime)
+    engine = engines.engine_of(policy, config.runtime)
     searcher = open_searcher(workspace.data / "corpus.jsonl", config.search)
     rows: list[EvaluationRow] = []
     for greedy in (False, True):
@@ -46,7 +47,7 @@ def evaluate_policy(workspace: Workspace, name: str, policy: Path, config: Confi
                 )
             )  # fmt: skip
         rows += evaluation.rows(name, trajectories, rounds.by_question(questions), config, greedy=greedy)
-    engine.close()
+    engines.sleep()
     storage.write_records(found, rows)
     return rows
 

@@ -14,7 +14,7 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.runtime import flow_run
 
-from mempo import diagnoses, figures as drawing, rounds, storage, viewer
+from mempo import diagnoses, figures as drawing, lora, rounds, storage, viewer
 from mempo.engines.loader import load_tokenizer
 from mempo.rescore import chains
 from mempo.samples import TurnReward
@@ -31,7 +31,7 @@ SHOWN = (
     *("em", "reward/mean", "format_rate", "turns", "dev/em_greedy"),
     *("mem_reward/p05", "mem_reward/p50", "mem_reward/p95", "p_mem/mean", "p_full/mean"),
     *("diagnose/truth/correlation", "diagnose/filter/flips_none"),
-    *("approx_kl", "clip_fraction", "grad_norm", "entropy", "sampler_gap"),
+    *("approx_kl", "clip_fraction", "grad_norm", "entropy", "mismatch/kl"),
 )
 
 
@@ -184,8 +184,11 @@ def publish(run: Run) -> None:
 
 
 def copy_policy(source: Path, target: Path) -> None:
-    """The policy without its optimiser's moments: what runs it needs no more."""
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("trainer.safetensors"))
+    """The policy without its optimiser's moments: what runs it needs no more. An adapter is merged into its base."""
+    if lora.is_adapter(source):
+        lora.write_merged(source, target)
+    else:
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("trainer.safetensors"))
 
 
 def round_clock(run: Run, round_index: int) -> Figures:

@@ -9,9 +9,9 @@ from pathlib import Path
 from mempo import scoring, storage
 from mempo.config import Config, digest
 from mempo.console import progress
-from mempo.engines import open_engine
 from mempo.rounds import read_round
 from mempo.workspace import Run
+from tasks import engines
 from tasks.round import remake
 
 
@@ -28,17 +28,18 @@ def score_again(run: Run, asked: Config) -> Path:
     folder = run.folder / f"rescored-{digest(made_by)}"
     rounds = sorted(path.parent for path in run.folder.glob("round_*/advantage.json"))
     kept = set(run.folder.glob("policy_*"))
-    reference = open_engine(run.policy(0), asked.runtime) if scoring.needs_reference(asked) else None
     with run.alone(), progress(f"{run.name} score", len(rounds)) as advance:
         for done, source in enumerate(rounds, start=1):
             target = folder / f"{source.name}.parquet"
             if not target.exists():
                 policy = remake(run, int(source.name.removeprefix("round_")))
-                engine = open_engine(policy, asked.runtime)
+                engine, reference = engines.engine_of(policy, asked.runtime), None
+                if scoring.needs_reference(asked):
+                    reference = engines.reference(policy, run.policy(0), asked.runtime)
                 made = read_round(source)
                 scores = scoring.score(engine, made.trajectories, made.questions, asked, reference=reference)
                 storage.write_records(target, scores)
-                engine.close()
+                engines.sleep()
                 _drop(set(run.folder.glob("policy_*")) - kept - {policy})  # the next one is made from this one
             advance(done)
         _drop(set(run.folder.glob("policy_*")) - kept)

@@ -10,8 +10,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from prefect import task
 from mempo import diagnoses, evaluation, rounds, samples, scoring, storage, update as updating
 from mempo.console import progress
 from mempo.data import Truth, read_truth
-from mempo.engines import Engine, open_engine
+from mempo.engines import Engine
 from mempo.records import Question, Sample
 from mempo.rescore import chains
 from mempo.rollout import collect
 from mempo.search import Searcher, open_searcher
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
+from tasks import engines
 
 PROCESS = f"{os.getpid()}@{time.time():.3f}"
 Figures = dict[str, float]
@@ -84,11 +86,13 @@ def rollout(run: Run, round_index: int, policy: Path) -> Figures:
 def score(run: Run, round_index: int, policy: Path) -> Figures:
     """Log-probabilities of the answer given the memory and given everything, with the weights that wrote them."""
     made = rounds.read_round(run.round(round_index))
-    reference = _reference(run.policy(0), run) if scoring.needs_reference(run.config) else None
     engine = policy_engine(policy, run)
+    reference = None
+    if scoring.needs_reference(run.config):
+        reference = engines.reference(policy, run.policy(0), run.config.runtime)
     scores = scoring.score(engine, made.trajectories, made.questions, run.config, reference=reference)
     storage.write_records(run.round(round_index) / "scores.parquet", scores)
-    return rounds.score_figures(made.trajectories, scores)
+    return rounds.score_figures(scores)
 
 
 @step
@@ -96,13 +100,14 @@ def advantage(run: Run, round_index: int) -> Figures:
     """Outcome advantage on all response tokens, memory advantage on ``<mem>`` tokens; no model."""
     folder, config = run.round(round_index), run.config
     made = rounds.read_round(folder)
+    mismatch = samples.mismatch(made.trajectories, made.scores, config, round_index=round_index)
     built, table = samples.build(made.trajectories, made.questions, made.scores, config, round_index=round_index)
     storage.write_records(folder / "rewards.parquet", table)
     storage.write_records(folder / "samples.parquet", built)
     answered = evaluation.rows(run.name, made.trajectories, made.questions, config, greedy=False)
     figures = {"em": evaluation.mean_em(answered), "mem_weight": config.advantage.weight_at(round_index)}
     diagnosed = diagnoses.figures(replace(made, table=table), config, chains(truth(run)))
-    return figures | rounds.reward_figures(table) | diagnosed
+    return figures | mismatch | rounds.reward_figures(table) | diagnosed
 
 
 @step
@@ -113,11 +118,13 @@ def _update(run: Run, round_index: int, policy: Path) -> Figures:
 def _train(run: Run, round_index: int, policy: Path) -> Figures:
     config = run.config
     built = storage.read_records(run.round(round_index) / "samples.parquet", Sample)
-    trainer = open_trainer(policy, config.optim, config.loss, config.runtime, temperature=config.rollout.temperature)
-    with progress(f"{run.name} {round_index} update", config.optim.minibatches) as advance:
-        figures = updating.update(trainer, built, config, round_index=round_index, progress=advance)
-    trainer.save(run.policy(round_index + 1), policy_version=round_index + 1)
-    trainer.close()
+    temperature, adapter = config.rollout.temperature, config.lora
+    engines.sleep()
+    opened = open_trainer(policy, config.optim, config.loss, config.runtime, temperature=temperature, adapter=adapter)
+    with closing(opened) as trainer:
+        with progress(f"{run.name} {round_index} update", config.optim.minibatches) as advance:
+            figures = updating.update(trainer, built, config, round_index=round_index, progress=advance)
+        trainer.save(run.policy(round_index + 1), policy_version=round_index + 1)
     return figures
 
 
@@ -172,23 +179,9 @@ def _questions(data: Path, split: str) -> list[Question]:
     return storage.read_records(data / f"{split}.parquet", Question)
 
 
-@lru_cache(maxsize=1)
-def _open(policy: Path, runtime: Any) -> Engine:
-    return open_engine(policy, runtime)
-
-
 def policy_engine(policy: Path, run: Run) -> Engine:
-    """The steps of a round share one engine; the next policy replaces it."""
-    return _open(policy, run.config.runtime)
-
-
-@lru_cache(maxsize=1)
-def _open_reference(policy: Path, runtime: Any) -> Engine:
-    return open_engine(policy, runtime)
-
-
-def _reference(policy: Path, run: Run) -> Engine:
-    return _open_reference(policy, run.config.runtime)
+    """The rounds of a run share one engine; the next policy replaces the one that it runs."""
+    return engines.engine_of(policy, run.config.runtime)
 
 
 @cache

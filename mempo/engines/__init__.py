@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from mempo import storage
 from mempo.packing import TokenTree
 from mempo.records import FinishReason
 from mempo.runtime import Runtime
@@ -37,15 +39,7 @@ class Generation:
     finish_reason: FinishReason
 
 
-class Engine(Protocol):
-    """Runs one policy version. ``generate`` may be awaited by many trajectories at once and batches them."""
-
-    policy_version: int
-    tokenizer: Any
-    window: int
-
-    async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation: ...
-
+class Scorer(Protocol):
     def logprobs(
         self,
         trees: Sequence[TokenTree],
@@ -56,7 +50,64 @@ class Engine(Protocol):
         """Log-probability of each tree's target tokens given their ancestors, in the order of ``tree.targets``."""
         ...
 
-    def close(self) -> None: ...
+
+class Engine(Scorer, Protocol):
+    """Runs one policy version. ``generate`` may be awaited by many trajectories at once and batches them.
+
+    ``continuous``: requests join and leave a running batch. Where not, those made in one tick are one batch, and log-
+    probabilities depend, by rounding, on who is in it.
+    """
+
+    continuous: bool
+    policy_version: int
+    tokenizer: Any
+    window: int
+
+    async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation: ...
+
+    def load(self, policy: Path) -> None:
+        """Run another policy from now on. Raises ``proof.StaleWeights`` where its probe says that it does not."""
+        ...
+
+    def base(self) -> Scorer | None:
+        """The frozen policy under a LoRA adapter, without a second copy of its weights; None without an adapter."""
+        ...
+
+    def sleep(self) -> None:
+        """Give back what a trainer on this machine needs; until the next ``load`` nothing else may be asked."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back and leave no process behind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BaseScorer:
+    """Scores by ``engine``, which runs the frozen policy under its adapter while it is ``within``."""
+
+    engine: Engine
+    within: Callable[[], AbstractContextManager[None]]
+
+    def logprobs(
+        self,
+        trees: Sequence[TokenTree],
+        *,
+        temperature: float = 1.0,
+        mode: Literal["packed", "padded"] = "packed",
+    ) -> list[list[float]]:
+        with self.within():
+            return self.engine.logprobs(trees, temperature=temperature, mode=mode)
+
+
+@contextmanager
+def swapped(engine: Engine, policy: Path, other: Path) -> Iterator[None]:
+    """Inside it ``engine`` runs ``other`` in the place of ``policy``."""
+    engine.load(other)
+    try:
+        yield
+    finally:
+        engine.load(policy)
 
 
 def open_engine(policy: Path, runtime: Runtime) -> Engine:
@@ -65,7 +116,21 @@ def open_engine(policy: Path, runtime: Runtime) -> Engine:
         from mempo.engines.hf import HFEngine
 
         return HFEngine(policy, runtime)
+    if runtime.engine == "vllm" and runtime.vllm.servers:
+        from mempo.engines.vllm_server import VLLMServers
+
+        return VLLMServers(policy, runtime)
+    if runtime.engine == "vllm":
+        from mempo.engines.vllm import VLLMEngine
+
+        return VLLMEngine(policy, runtime)
     raise ValueError(f"runtime.engine: no engine named {runtime.engine!r}")
+
+
+def policy_version(folder: Path | str) -> int:
+    """The version that a trainer wrote beside the weights; 0 for a model that was never trained here."""
+    state = Path(folder) / "trainer.json"
+    return int(storage.read_json(state)["policy_version"]) if state.exists() else 0
 
 
 def engine_of(model: Any, tokenizer: Any) -> Engine:

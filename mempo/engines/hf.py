@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from mempo.engines import Generation, Sampling, loader
+from mempo import lora, proof
+from mempo.engines import BaseScorer, Generation, Sampling, loader, policy_version
 from mempo.engines.decoders import PaddedDecoder, PlainDecoder
 from mempo.engines.decoding import Decoder, Row, Stops, decode, make_stops
 from mempo.engines.scoring import check_targets, packed_logprobs, padded_logprobs
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
-from mempo.storage import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +28,19 @@ class HFEngine:
     Where the model's attention is not plain causal, ``packed`` scoring and shared prompts fall back to padded rows.
     """
 
+    continuous = False
+
     def __init__(self, folder: Path | str, runtime: Runtime) -> None:
         torch.set_num_threads(runtime.num_threads)
-        tokenizer = loader.load_tokenizer(folder)
-        self._hold(loader.load_model(folder, runtime), tokenizer, policy_version(folder), runtime.max_batch)
-        if not self.plain_causal:
-            logger.warning("%s: attention of %s is not plain causal: padded rows", folder, self.model.config.model_type)
+        self._runtime = runtime
+        self.load(Path(folder))
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any) -> HFEngine:
         """Over a model that another program has loaded and may be training; its weights are read as they are then."""
         engine = cls.__new__(cls)
-        engine._hold(model, tokenizer, 0, Runtime().max_batch)
+        engine._runtime = Runtime()
+        engine._hold(model, tokenizer, 0, engine._runtime.max_batch)
         return engine
 
     def _hold(self, model: Any, tokenizer: Any, policy_version: int, max_batch: int) -> None:
@@ -50,6 +52,24 @@ class HFEngine:
         self._max_batch = max_batch
         self._stops: dict[tuple[str, ...], Stops] = {}
         self._pending: list[tuple[Row, Sampling, asyncio.Future[Generation]]] = []
+
+    def load(self, policy: Path) -> None:
+        """See ``Engine``."""
+        self.sleep()
+        tokenizer = loader.load_tokenizer(policy)
+        model = loader.load_model(policy, self._runtime)
+        self._hold(model, tokenizer, policy_version(policy), self._runtime.max_batch)
+        if not self.plain_causal:
+            logger.warning("%s: attention of %s is not plain causal: padded rows", policy, model.config.model_type)
+        proof.prove(self, policy, self._runtime.dtype)
+
+    def base(self) -> BaseScorer | None:
+        """See ``Engine``: with the adapter switched off."""
+        return BaseScorer(self, partial(lora.switched_off, self.model)) if lora.has_adapter(self.model) else None
+
+    def sleep(self) -> None:
+        """Free the model."""
+        self.model = None
 
     async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation:
         """One turn after ``prompt_ids``. Raises ``ValueError`` where the window has no room for a single token."""
@@ -84,7 +104,7 @@ class HFEngine:
 
     def close(self) -> None:
         """Free the model."""
-        self.model = None
+        self.sleep()
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
@@ -111,9 +131,3 @@ class HFEngine:
         if texts not in self._stops:
             self._stops[texts] = make_stops(self.tokenizer, loader.end_ids(self.model, self.tokenizer), texts)
         return self._stops[texts]
-
-
-def policy_version(folder: Path | str) -> int:
-    """The version that a trainer wrote beside the weights; 0 for a model that was never trained here."""
-    state = Path(folder) / "trainer.json"
-    return int(read_json(state)["policy_version"]) if state.exists() else 0

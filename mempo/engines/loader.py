@@ -6,8 +6,10 @@ No code from a repository is run (``trust_remote_code`` off) and no pickle is re
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from mempo import lora
 from mempo.prompts import chat_frame
 from mempo.runtime import Runtime
 
@@ -33,12 +35,15 @@ def load_tokenizer(folder: Path | str) -> Any:
 def load_model(folder: Path | str, runtime: Runtime) -> Any:
     """A causal language model in eval mode, on ``runtime.device`` in ``runtime.dtype``, attention by sdpa.
 
+    A folder with a LoRA adapter gives the model under it with the adapter, in float32, apart from the weights.
     Raises ``ValueError`` naming the folder where files are missing, damaged or incomplete: a weight that the files lack
     would otherwise be a random one, and naming ``runtime.device`` where this machine has no such device.
     """
     import torch
     from safetensors import SafetensorError
 
+    if lora.is_adapter(folder):
+        return lora.load(load_model(lora.base_of(folder), runtime), Path(folder))
     name = _checked(folder)
     transformers = _transformers()
     try:
@@ -58,6 +63,24 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
         return model.to(runtime.device).eval()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"runtime.device: {runtime.device!r}: {_first_line(error)}") from error
+
+
+def load_outline(folder: Path | str) -> Any:
+    """``config`` and ``generation_config`` of a policy without its weights: ``context_window`` and ``end_ids`` read it.
+
+    Raises ``ValueError`` naming the folder where there is no config.
+    """
+    name = _checked(lora.base_of(folder))
+    transformers = _transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name}: no model can be read from it: {_first_line(error)}") from error
+    try:
+        generation_config = transformers.GenerationConfig.from_pretrained(name)
+    except OSError:  # as a model does that has no file for it
+        generation_config = transformers.GenerationConfig.from_model_config(config)
+    return SimpleNamespace(config=config, generation_config=generation_config)
 
 
 def context_window(model: Any) -> int:

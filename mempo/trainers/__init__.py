@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from mempo.config import LossConfig, Optim
+from mempo.config import Lora, LossConfig, Optim
 from mempo.records import Sample
 from mempo.runtime import Runtime
 
@@ -29,18 +29,33 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: Path, *, policy_version: int) -> None:
-        """An ordinary Hugging Face folder plus the trainer's state; ``folder`` appears whole or not at all."""
+        """An ordinary Hugging Face folder, or a LoRA adapter, plus the trainer's state; ``folder`` appears whole or not
+        at all.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 def open_trainer(
-    policy: Path, optim: Optim, loss: LossConfig, runtime: Runtime, *, temperature: float = 1.0
+    policy: Path,
+    optim: Optim,
+    loss: LossConfig,
+    runtime: Runtime,
+    *,
+    temperature: float = 1.0,
+    adapter: Lora = Lora(),
 ) -> Trainer:
-    """The trainer ``runtime.trainer`` over the folder ``policy``, with the optimiser state that lies there, if any."""
+    """The trainer ``runtime.trainer`` over the folder ``policy``, with the optimiser state that lies there, if any.
+
+    ``adapter``: what is trained, all weights or a LoRA adapter; ``policy`` is then one or the model under a new one.
+    """
     if runtime.trainer == "torch":
         from mempo.trainers.torch_trainer import TorchTrainer
 
-        return TorchTrainer(policy, optim, loss, runtime, temperature=temperature)
+        return TorchTrainer(policy, optim, loss, runtime, temperature=temperature, adapter=adapter)
+    if runtime.trainer == "deepspeed":
+        from mempo.trainers.deepspeed_trainer import DeepSpeedTrainer
+
+        return DeepSpeedTrainer(policy, optim, loss, runtime, temperature=temperature, adapter=adapter)
     raise ValueError(f"runtime.trainer: no trainer named {runtime.trainer!r}")

@@ -20,7 +20,13 @@ from tests.unit.test_scoring import FRANCE, THREE_TURNS, make_trajectory
 
 RUNTIME = Runtime(num_threads=1)
 QUESTIONS = {"france": FRANCE}
-MADE = Config.model_validate({"runtime": {"num_threads": 1}, "optim": {"learning_rate": 1e-2, "minibatches": 1}})
+MADE = Config.model_validate(
+    {
+        "runtime": {"num_threads": 1},
+        "optim": {"learning_rate": 1e-2, "minibatches": 1},
+        "loss": {"max_mismatch": None},  # the trajectories' log-probs are made up
+    }
+)
 ASKED = MADE.model_copy(update={"scoring": MADE.scoring.model_copy(update={"baseline": "seen", "lookahead": 1})})
 
 
@@ -69,7 +75,7 @@ def test_each_round_by_the_policy_that_sampled_it(run: Run, monkeypatch: pytest.
     assert rescoring.score_again(run, ASKED) == folder
     assert (folder / "round_0000.parquet").stat().st_mtime_ns == before
     assert storage.read_records(folder / "round_0001.parquet", TurnScore) == found[1]
-    monkeypatch.setattr(rescoring, "open_engine", None)
+    monkeypatch.setattr(rescoring, "engines", None)
     rescoring.score_again(run, ASKED)  # opens no model
 
 

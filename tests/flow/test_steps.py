@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.states import Failed
 
 from mempo import rollout, storage
 from mempo.config import Config
 from mempo.evaluation import EvaluationRow
+from mempo.mismatch import Mismatch
 from mempo.records import Sample
 from mempo.workspace import Run, Workspace
 from tasks import diagnose as diagnosing, evaluation, round as steps
+from tests.tiny import make_policy
 from tests.unit.builders import question
 from tests.unit.test_scoring import FRANCE, JAPAN, NO_MEMORY, THREE_TURNS, make_trajectory
 
@@ -24,7 +27,8 @@ def run(tiny_policy: Path, tmp_path: Path) -> Run:
     """Three rounds of which nothing but the samples is left."""
     workspace = Workspace(tmp_path)
     shutil.copytree(tiny_policy, workspace.checkpoint("warmstart"))
-    made = workspace.run("mempo", Config.model_validate({"optim": {"learning_rate": 1e-3}}), {})
+    sections = {"optim": {"learning_rate": 1e-3}, "loss": {"max_mismatch": None}}  # made-up log-probs, see below
+    made = workspace.run("mempo", Config.model_validate(sections), {})
     for index in range(3):
         ids = [5 + index, 20, 30 + index, 40]
         samples = [
@@ -118,6 +122,7 @@ def test_controls_change_nothing_of_training(
             "loop": {"questions_per_round": 2, "group_size": 2},
             "rollout": {"max_response_tokens": 16},
             "optim": {"learning_rate": 1e-3},
+            "loss": {"max_mismatch": None},  # the trajectories' log-probs are made up
         }
         run = workspace.run("mempo", Config.model_validate(sections), {})
         policy = run.policy(0)
@@ -147,6 +152,45 @@ def test_controls_change_nothing_of_training(
             assert ("gradient/cosine" in figures) == (mem_weight > 0)
     assert left[0] == [*left[1][:-1], True]
     assert not left[1][-1]
+
+
+@pytest.mark.parametrize("old", ["sampler", "recomputed"])
+def test_a_stale_sampler_stops_the_run_and_leaves_no_policy(
+    tiny_policy: Path, tiny_tokenizer: Any, tmp_path: Path, old: str
+) -> None:
+    """Rollouts of other weights under the right version number, as an engine draws them that missed a reload."""
+    stale = make_policy(tmp_path / "stale", tiny_tokenizer, seed=1)
+    workspace = Workspace(tmp_path)
+    shutil.copytree(tiny_policy, workspace.checkpoint("warmstart"))
+    storage.write_records(workspace.data / "train.parquet", [FRANCE, JAPAN])
+    (workspace.data / "corpus.jsonl").write_text('{"id": "1", "contents": "Ulm\\nUlm lies on the Danube."}\n')
+    sections = {
+        "loop": {"questions_per_round": 2, "group_size": 2},
+        "rollout": {"max_response_tokens": 16},
+        "loss": {"old_logprobs": old},
+    }
+    run = workspace.run("mempo", Config.model_validate(sections), {})
+
+    def through(round_index: int, sampler: Path) -> Any:
+        steps.rollout.fn(run, round_index, sampler)
+        steps.score.fn(run, round_index, run.policy(0))
+        steps.advantage.fn(run, round_index)
+        steps._update.fn(run, round_index, run.policy(0))
+        files = [run.round(round_index) / f"{name}.json" for name in ("advantage", "update")]
+        return files[0].exists(), files[1].exists(), run.policy(round_index + 1).exists()
+
+    with pytest.raises(Mismatch, match=r"^round 0: .*KL \d.*stale weights") as stopped:
+        through(0, stale)
+    assert not list(run.folder.glob("*policy_*"))
+    assert (run.round(0) / "advantage.json").exists() == (old == "sampler")
+    assert not (run.round(0) / "update.json").exists()
+    assert not steps.is_transient(None, None, Failed(data=stopped.value))
+    assert steps.is_transient(None, None, Failed(data=OSError("of the network")))
+
+    assert through(1, run.policy(0)) == (True, True, True)
+    step = "update" if old == "sampler" else "advantage"
+    figures = storage.read_json(run.round(1) / f"{step}.json")["figures"]
+    assert figures["mismatch/kl"] < 1e-8 and figures["mismatch/ratio_max"] < 1 + 1e-4
 
 
 def test_controls_need_a_context_with_a_memory(run: Run) -> None:

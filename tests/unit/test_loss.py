@@ -72,7 +72,8 @@ def test_half_precision_is_raised_and_float32_is_not_copied() -> None:
 def test_no_update_yet_is_ratio_one() -> None:
     loss, stats = policy_loss(row(-1, -2), row(-1, -2), row(0.5, -0.5), row(0.5, 0.25))
     assert loss.item() == pytest.approx(-0.125)  # -(0.5 * 0.5) - (0.25 * -0.5)
-    assert stats == {"loss": -0.125, "clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "num_tokens": 2.0}
+    unmoved = {"clip_fraction": 0.0, "approx_kl": 0.0, "ratio_max": 1.0, "log_ratio_max": 0.0}
+    assert stats == {"loss": -0.125, "num_tokens": 2.0} | unmoved
 
 
 def test_a_negative_advantage_is_not_clipped_from_above() -> None:
@@ -122,13 +123,15 @@ def test_extreme_ratios_stay_finite_and_show_in_ratio_max(log_ratio: float, adva
     assert math.isfinite(stats["approx_kl"]) and math.isfinite(stats["ref_kl"])
     unclamped = math.exp(log_ratio) if log_ratio < 700 else math.inf
     assert stats["ratio_max"] == pytest.approx(unclamped)
+    assert stats["log_ratio_max"] == pytest.approx(abs(log_ratio))
 
 
 def test_nan_is_not_hidden() -> None:
     loss, stats = policy_loss(row(math.nan, -1), row(0, -1), row(1, 1), row(1, 1))
     assert math.isnan(loss.item()) and math.isnan(stats["approx_kl"])
     fine = policy_loss(row(-1), row(-1), row(1), row(1))[1]
-    assert all(math.isnan(merge_stats(parts)["ratio_max"]) for parts in ([stats, fine], [fine, stats]))
+    for parts in ([stats, fine], [fine, stats]):
+        assert all(math.isnan(merge_stats(parts)[name]) for name in ("ratio_max", "log_ratio_max"))
 
 
 def test_no_token_at_all() -> None:

@@ -120,11 +120,15 @@ def test_train_figures_by_hand():
         {
             "round": [0, 1, 2], "trajectories": [4, 4, 4], "em": [0.25, 0.75, 0.5], "time/rollout_s": [1.0, 2.0, 3.0],
             "cpu/rollout_s": [1.0, 1.0, 1.0], "wall_s": [None, 4.0, 6.0], "work_s": [None, 3.0, 6.0],
+            "response_tokens": [10, 20, 30], "prompt_tokens": [100, 200, 300],
+            "time/score_s": [1.0, 1.0, 1.0], "time/update_s": [2.0, 2.0, 1.0],
         }
     )  # fmt: skip
     found = train_figures(frame)
     assert (found["em_last"], found["em_best"], found["em_best_round"]) == (0.5, 0.75, 1)
-    assert found["seconds"] == {"rollout": 6.0} and found["cpu_seconds"] == 3.0
+    assert found["seconds"] == {"rollout": 6.0, "score": 3.0, "update": 5.0} and found["cpu_seconds"] == 3.0
+    # 60 tokens generated in 6 s; 660 of all turns in 3 s and in 5 s
+    assert found["tokens_per_second"] == {"rollout": 10.0, "score": 220.0, "update": 132.0}
     assert found["orchestration_share"] == pytest.approx(0.1)  # 1 - 9 / 10; the cut round is left out
     assert "orchestration_share" not in train_figures(frame.drop(columns=["wall_s", "work_s"]))
     assert json.dumps(found, allow_nan=False)

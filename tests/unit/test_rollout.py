@@ -28,6 +28,7 @@ QUESTION = Question("q1", "Which river is Ulm on?", [["Danube"]])
 class Scripted:
     """Says the given texts in order, whatever it is asked; a text may be given as token ids."""
 
+    continuous = False
     policy_version = 3
 
     def __init__(
@@ -45,6 +46,10 @@ class Scripted:
 
     def logprobs(self, trees: Sequence[TokenTree], **_: Any) -> list[list[float]]:
         raise NotImplementedError
+
+    def load(self, policy: Path) -> None: ...
+
+    def sleep(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -363,6 +368,31 @@ def test_blocks_change_no_token(engine: Any) -> None:
     assert [[turn.response_ids for turn in t.turns] for t in small] == [
         [turn.response_ids for turn in t.turns] for t in large
     ]
+
+
+def test_a_continuous_engine_waits_for_no_tool(tiny_tokenizer: Any) -> None:
+    """The first trajectory's tool answers when all others are done; with blocks of one question it never would."""
+    engine = Scripted(tiny_tokenizer, [SEARCH, *[ANSWER_2] * 5])
+    engine.continuous = True
+    done: list[int] = []
+
+    class Slow(Passage):
+        async def search(self, query: str) -> str:
+            while done != [1, 2, 3, 4]:
+                await asyncio.sleep(0)
+            return await Passage.search(self, query)
+
+    made = asyncio.run(
+        asyncio.wait_for(
+            collect(
+                engine, Slow(), QUESTIONS, config(block_questions=1), round_index=0, seed=0, samples=1,
+                progress=done.append,
+            ),
+            60,
+        )
+    )  # fmt: skip
+    assert [len(t.turns) for t in made] == [2, 1, 1, 1, 1]
+    assert done == [1, 2, 3, 4, 5]
 
 
 def test_fewer_samples_fill_the_same_blocks(tiny_tokenizer: Any) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from mempo.batch import collate
 from mempo.config import Config
+from mempo.mismatch import Mismatch
 from mempo.records import Sample, Trajectory
-from mempo.samples import TurnReward, build
+from mempo.samples import TurnReward, build, mismatch
 from tests.unit.builders import question, trajectory, turn, turn_score
 
 PUBLISHED = {"threshold": 0.5, "mask": "independent", "empty": "one", "kind": "difference"}
@@ -122,6 +123,52 @@ def test_a_cap_clips_the_final_reward():
     capped = config(mem_reward=PUBLISHED | {"reward_cap": 0.2})
     _, table = run(two_trajectories(), capped, PROBES)
     assert [row.mem_reward for row in table if row.mem_reward is not None] == [pytest.approx(0.1), -0.2]
+
+
+RECOMPUTED = {"old_logprobs": "recomputed", "sampler_cap": 2.0}
+
+
+def sampled_otherwise() -> list[Trajectory]:
+    """The policy gives every token -0.5. The sampler gave the memory turn of sample 0 other log-probs."""
+    right, wrong = two_trajectories()
+    uneven = replace(
+        right.turns[1], sampling_logprobs=[-0.5, -0.5 - math.log(1.5), -0.5 - math.log(3), -0.5 + math.log(4)]
+    )
+    return [replace(right, turns=[right.turns[0], uneven]), wrong]
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    # ratios 1, 1.5, 3, 1/4: capped at 2 a token; their product is 1.125
+    [("none", [1, 1, 1, 1]), ("token", [1, 1.5, 2, 0.25]), ("sequence", [1.125] * 4)],
+)
+def test_the_samplers_weights_stand_on_the_response(correction: str, expected: list[float]):
+    chosen = config(loss=RECOMPUTED | {"sampler_correction": correction})
+    samples, table = run(sampled_otherwise(), chosen, PROBES)
+    plain, plain_table = run(sampled_otherwise(), config(), PROBES)
+    assert samples["q/0/2"].sampler_weights == pytest.approx([0] * 5 + expected)
+    assert samples["q/1/2"].sampler_weights == [0] * 4 + [1] * 5
+    assert table == plain_table
+    batch = collate([samples["q/0/2"]], pad_id=9)
+    assert batch.weights[0].tolist() == pytest.approx([0] * 5 + [w / 14 for w in expected])
+    # nothing else of a sample changes
+    assert {key: replace(s, sampler_weights=[]) for key, s in samples.items()} == {
+        key: replace(s, sampler_weights=[]) for key, s in plain.items()
+    }
+
+
+def test_recomputed_logprobs_are_compared_with_the_samplers():
+    trajectories = sampled_otherwise()
+    scores = [turn_score(t, i + 1) for t in trajectories for i in range(len(t.turns))]
+    # k3 of the ratios 1.5, 3, 1/4 over 14 response tokens: 0.0945 + 0.9014 + 0.6363
+    kl = (0.5 - math.log(1.5) + 2 - math.log(3) - 0.75 + math.log(4)) / 14
+    loose = config(loss=RECOMPUTED | {"max_mismatch": 0.2})
+    assert mismatch(trajectories, scores, loose, round_index=3) == pytest.approx(
+        {"mismatch/kl": kl, "mismatch/ratio_max": 4.0, "mismatch/above_cap": 1 / 14}
+    )
+    with pytest.raises(Mismatch, match=r"^round 3: .*KL 0\.117 .*max_mismatch: 0\.1\), largest ratio 4\. .*stale"):
+        mismatch(trajectories, scores, config(loss=RECOMPUTED), round_index=3)
+    assert mismatch(trajectories, scores, config(), round_index=3) == {}
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -256,9 +256,9 @@ def test_p_full_of_a_frozen_reference_and_its_drift(
         gold = range(p.text.index("<answer>\n") + len("<answer>\n"), p.text.index("\n</answer>"))
         answer = [i for i, (a, b) in enumerate(zip(p.starts, p.ends, strict=True)) if set(range(a, b)) & set(gold)]
         gaps.append(sum(p.full_logprobs[i] - p.actor_logprobs[i] for i in answer) / len(answer))
-    assert rounds.score_figures(trajectories, scores)["p_full/drift"] == pytest.approx(sum(gaps) / len(gaps))
+    assert rounds.score_figures(scores)["p_full/drift"] == pytest.approx(sum(gaps) / len(gaps))
     with_actor = score(engine, trajectories, QUESTIONS, config())
-    assert "p_full/drift" not in rounds.score_figures(trajectories, with_actor)
+    assert "p_full/drift" not in rounds.score_figures(with_actor)
 
 
 def test_a_context_past_the_window_gives_no_signal(

@@ -107,7 +107,7 @@ def samples(draw: st.DrawFn) -> Sample:
     floats = rows(FLOAT, length)
     mask = rows(st.integers(0, 1), length)
     lists = (draw(rows(INT, length)), draw(mask), draw(floats), draw(floats), draw(FLOAT), draw(floats))
-    return Sample(draw(TEXT), *lists, draw(FLOAT))
+    return Sample(draw(TEXT), *lists, draw(FLOAT), draw(floats))
 
 
 @pytest.mark.parametrize(

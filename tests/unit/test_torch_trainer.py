@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from mempo.config import LossConfig, Optim
 from mempo.engines import loader
+from mempo.loss import token_logprobs
 from mempo.runtime import Runtime
-from mempo.trainers import torch_trainer
-from mempo.trainers.torch_trainer import TorchTrainer, learning_rate, microbatches
+from mempo.trainers import gradient as sharing
+from mempo.trainers.gradient import learning_rate, microbatches, passes
+from mempo.trainers.torch_trainer import TorchTrainer
 from tests.contract.test_trainers import OPTIM, gradient, make_sample
 
 RUNTIME = Runtime(num_threads=1)
@@ -33,7 +35,7 @@ def test_pieces_of_logits_add_up(tiny_policy: Path, tmp_path: Path, monkeypatch:
     samples = [make_sample("a", 4, 30), make_sample("b", 7, 11)]
     found = []
     for bound in (2**24, 7 * 512):  # all 41 loss tokens at once, and 7 at a time
-        monkeypatch.setattr(torch_trainer, "MAX_LOGITS", bound)
+        monkeypatch.setattr(sharing, "MAX_LOGITS", bound)
         trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
         stats = trainer.step(samples)
         found.append((stats, gradient(trainer, tmp_path / str(bound))))
@@ -47,14 +49,18 @@ def test_logits_are_made_for_loss_tokens_alone_in_bounded_pieces(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
-    head = trainer.model.get_output_embeddings()
     shapes: list[tuple[int, ...]] = []
-    head.register_forward_hook(lambda _module, _inputs, output: shapes.append(tuple(output.shape)))
-    vocabulary = head.weight.shape[0]
-    monkeypatch.setattr(torch_trainer, "MAX_LOGITS", 16 * vocabulary)
+
+    def spied(logits: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        shapes.append(tuple(logits.shape))
+        return token_logprobs(logits, *arguments, **options)
+
+    monkeypatch.setattr(sharing, "token_logprobs", spied)
+    vocabulary = len(trainer.tokenizer)
+    monkeypatch.setattr(sharing, "MAX_LOGITS", 16 * vocabulary)
     trainer.step([make_sample(f"s{i}", 400, 20) for i in range(4)])
     # 80 loss tokens of 1,680: five pieces of 16, each with the one row that closes it.
-    assert shapes == [(17, vocabulary)] * 5
+    assert shapes == [(1, 17, vocabulary)] * 5
 
 
 def test_bfloat16_keeps_the_weights_in_float32(tiny_policy: Path, tmp_path: Path) -> None:
@@ -99,3 +105,47 @@ def test_the_learning_rate_rises_then_falls_to_a_twentieth() -> None:
     optim = Optim(learning_rate=1.0, warmup_steps=2, decay_steps=10)
     assert [learning_rate(optim, step) for step in (0, 1, 5, 10, 99)] == pytest.approx([0.5, 0.9, 0.5, 0.05, 0.05])
     assert learning_rate(Optim(learning_rate=1.0), 99) == 1.0
+
+
+def test_threads_are_those_of_the_runtime(tiny_policy: Path) -> None:
+    TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME.model_copy(update={"num_threads": 2}))
+    assert torch.get_num_threads() == 2
+    TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+    assert torch.get_num_threads() == 1
+
+
+def test_layers_computed_twice_give_the_same_gradient(tiny_policy: Path, tmp_path: Path) -> None:
+    calls, found = [], []
+    for checkpointed in (False, True):
+        runtime = RUNTIME.model_copy(update={"gradient_checkpointing": checkpointed})
+        trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), runtime)
+        seen: list[int] = []
+        trainer.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        trainer.step([make_sample("a", 6, 20), make_sample("b", 9, 12)])
+        calls.append(len(seen))
+        found.append(gradient(trainer, tmp_path / str(checkpointed)))
+    assert calls == [1, 2]
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_a_model_without_layers_to_checkpoint_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"runtime\.gradient_checkpointing: plain"):
+        sharing.checkpoint_layers(PlainModel())
+
+
+class PlainModel(torch.nn.Module):
+    class config:
+        model_type = "plain"
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 4))
+def test_every_rank_makes_every_pass(lengths: list[int], budget: int, ranks: int) -> None:
+    shared = passes(lengths, budget, ranks)
+    assert all(len(parts) == ranks for parts in shared)
+    assert [] not in [part for parts in shared[:-1] for part in parts]
+    assert sorted(index for parts in shared for part in parts for index in part) == list(range(len(lengths)))
+
+
+def test_micro_batches_of_one_pass_are_alike() -> None:
+    # Padded tokens 30, 27, 24, 5: the large ones meet.
+    assert passes([10, 9, 8, 5, 10, 9, 8, 10, 9, 8], budget=30, ranks=2) == [[[0, 4, 7], [1, 5, 8]], [[2, 6, 9], [3]]]

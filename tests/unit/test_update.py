@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 
 from mempo.config import Config, LossConfig, Optim
+from mempo.engines import open_engine
+from mempo.mismatch import Mismatch
+from mempo.packing import chain
 from mempo.records import Sample
 from mempo.runtime import Runtime
 from mempo.trainers import open_trainer
 from mempo.update import merge, split, token_weight, update
+from tests.tiny import make_policy
 
 
 def sample(key: str, tokens: int, weight: float, advantage: float = 1.0) -> Sample:
@@ -23,8 +28,9 @@ def sample(key: str, tokens: int, weight: float, advantage: float = 1.0) -> Samp
     return Sample(key, ids, on, [-6.0 * m for m in on], [0.0] * len(on), advantage, [0.0] * len(on), weight)
 
 
-def config(**optim: Any) -> Config:
-    return Config(optim=Optim(**optim), runtime=Runtime(num_threads=1))
+def config(loss: LossConfig | None = None, **optim: Any) -> Config:
+    """The made-up log-probs of ``sample`` are no policy's: by default no mismatch stops."""
+    return Config(loss=loss or LossConfig(max_mismatch=None), optim=Optim(**optim), runtime=Runtime(num_threads=1))
 
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0.0, 0.01, 0.02])), max_size=12)
@@ -108,6 +114,63 @@ def test_a_sample_of_weight_zero_has_no_influence(tiny_policy: Path, tmp_path: P
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("with", "without"))
     for name, value in one.items():
         assert (value - other[name]).abs().max() < 1e-5  # the shuffle may order the rows otherwise
+
+
+def sampled_by(policy: Path, samples: list[Sample], temperature: float = 1.0) -> list[Sample]:
+    """The samples with the log-probs that an engine over ``policy`` gives them."""
+    engine = open_engine(policy, Runtime(num_threads=1))
+    found = engine.logprobs([chain(s.token_ids, s.loss_mask.index(1)) for s in samples], temperature=temperature)
+    return [replace(s, old_logprobs=[0.0] * s.loss_mask.index(1) + row) for s, row in zip(samples, found, strict=True)]
+
+
+@pytest.mark.parametrize(("old", "prefix"), [("sampler", "mismatch/"), ("recomputed", "mismatch/trainer_")])
+def test_the_mismatch_of_a_sound_sampler_is_arithmetic(tiny_policy: Path, old: Any, prefix: str) -> None:
+    samples = sampled_by(tiny_policy, [sample(f"s{i}", 4 + i, 0.02) for i in range(5)])
+    options = config(LossConfig(old_logprobs=old), learning_rate=0.1)  # the second step is far from the sampler
+    trainer = open_trainer(tiny_policy, options.optim, options.loss, options.runtime)
+    figures = update(trainer, samples, options, round_index=0)
+    assert {name for name in figures if name.startswith("mismatch")} == {f"{prefix}kl", f"{prefix}ratio_max"}
+    assert figures[f"{prefix}kl"] == pytest.approx(0.0, abs=1e-9)
+    assert 1 <= figures[f"{prefix}ratio_max"] < 1 + 1e-4
+    assert figures["approx_kl"] > 0.1
+
+
+@pytest.mark.parametrize("old", ["sampler", "recomputed"])
+@pytest.mark.parametrize("fault", ["stale weights", "temperature"])
+def test_another_sampler_stops_the_update_at_its_first_step(
+    tiny_policy: Path, tiny_tokenizer: Any, tmp_path: Path, old: Any, fault: str
+) -> None:
+    other = make_policy(tmp_path / "other", tiny_tokenizer, seed=1) if fault == "stale weights" else tiny_policy
+    temperature = 0.5 if fault == "temperature" else 1.0
+    samples = sampled_by(other, [sample(f"s{i}", 4 + i, 0.02) for i in range(5)], temperature)
+    options = config(LossConfig(old_logprobs=old))
+    trainer = open_trainer(tiny_policy, options.optim, options.loss, options.runtime)
+    done: list[int] = []
+    with pytest.raises(Mismatch, match=r"^round 7: .*KL \d.*max_mismatch: 0\.1\), largest ratio .*stale weights"):
+        update(trainer, samples, options, round_index=7, progress=lambda step, **_: done.append(step))
+    assert done == []
+
+
+def test_the_samplers_weights_scale_each_tokens_gradient(tiny_policy: Path) -> None:
+    """A token of weight 2 counts as one and pulls like two; one of weight 0 is left out, and all of them may be."""
+    options = config(minibatches=1, max_grad_norm=1e9)
+    (one,) = sampled_by(tiny_policy, [sample("a", 4, 0.1)])
+    found = {}
+    for name, weights in {
+        "plain": [1.0] * 4,
+        "twice": [2.0] * 4,
+        "half": [1.0, 1.0, 0.0, 0.0],
+        "none": [0.0] * 4,
+    }.items():
+        trainer = open_trainer(tiny_policy, options.optim, options.loss, options.runtime)
+        corrected = replace(one, sampler_weights=[0.0, 0.0, *weights])
+        found[name] = update(trainer, [corrected], options, round_index=0)
+    # 4 tokens of weight 0.1, advantage 1, ratio 1
+    assert [found[n]["loss"] for n in found] == pytest.approx([-0.4, -0.8, -0.2, 0.0], abs=1e-5)
+    assert [found[n]["num_tokens"] for n in found] == [4, 4, 2, 0]
+    assert found["twice"]["grad_norm"] == pytest.approx(2 * found["plain"]["grad_norm"], rel=1e-4)
+    assert found["none"]["grad_norm"] == 0
+    assert all(math.isfinite(value) for figures in found.values() for value in figures.values())
 
 
 def test_a_round_without_signal_makes_no_step(tiny_policy: Path) -> None:

@@ -23,12 +23,14 @@ def test_what_changes_no_result_keeps_the_folder(tmp_path: Path):
     plain = folder(tmp_path)
     assert folder(tmp_path, loop={"num_rounds": 99, "keep_every": 3}) == plain
     assert folder(tmp_path, tracking={"experiment": "x"}, evaluation={"num_questions": 4}) == plain
+    assert folder(tmp_path, loss={"max_mismatch": None}) == plain  # a stopped run goes on under another limit
 
 
 @pytest.mark.parametrize(
     "sections",
     [{"loop": {"seed": 1}}, {"optim": {"learning_rate": 2e-4}}, {"mem_reward": {"mask": "none"}},
-     {"runtime": {"num_threads": 2}}, {"rollout": {"temperature": 0.9}}],
+     {"runtime": {"num_threads": 2}}, {"rollout": {"temperature": 0.9}},
+     {"loss": {"old_logprobs": "recomputed"}}],
 )  # fmt: skip
 def test_what_changes_results_starts_another(tmp_path: Path, sections: dict[str, object]):
     assert folder(tmp_path, **sections) != folder(tmp_path)

@@ -31,7 +31,7 @@ SAID = [
 class Scripted:
     """Says given texts, in the token ids of ``tokenizer``."""
 
-    policy_version, window = 0, 512
+    continuous, policy_version, window = False, 0, 512
 
     def __init__(self, tokenizer: Any, says: list[str]) -> None:
         self.tokenizer, self.says = tokenizer, list(says)

@@ -1,0 +1,195 @@
+"""Engine ``vllm`` over HTTP: servers that run elsewhere, started by ``mempo serve``. Nothing here imports vLLM.
+
+Every answer names the weights that made it, by a name that this engine gave when it loaded them: a server that was
+started again, or that another program loads, answers under another name, and is loaded and proven before it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import os
+import threading
+import uuid
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from mempo import lora, proof
+from mempo.engines import (
+    BaseScorer,
+    Generation,
+    Sampling,
+    loader,
+    policy_version,
+    swapped,
+    vllm_replies as replies,
+    vllm_requests as requests,
+)
+from mempo.engines.decoding import Stops, make_stops
+from mempo.engines.routing import Ask, Pool, Server
+from mempo.packing import TokenTree
+from mempo.runtime import Runtime
+
+GENERATE = "/inference/v1/generate"
+Result = TypeVar("Result")
+
+
+class VLLMServers:
+    """The policy in a folder that every server of ``runtime.vllm.servers`` sees under the same path.
+
+    The window is one token shorter than the model's: vLLM scores a prompt only where it could sample one more token.
+    """
+
+    continuous = True
+
+    def __init__(self, folder: Path, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self._loop = asyncio.new_event_loop()  # its own: steps come with an event loop each, or with none
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-servers", daemon=True)
+        self._thread.start()
+        self._thread_of_proofs = ThreadPoolExecutor(1)  # a proof waits for what runs in the loop
+        self._pool: Pool = self._run(self._open())
+        self._ask: Ask = self._pool.ask
+        atexit.register(self.close)
+        try:
+            self.load(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, policy: Path) -> None:
+        """See ``Engine``. Waits for what is in flight; servers that do not answer now get the weights when they do.
+
+        Raises ``StaleWeights`` where one does not run them, ``NoServer``, ``ValueError`` naming the URL.
+        """
+        self.tokenizer: Any = loader.load_tokenizer(policy)
+        outline = loader.load_outline(policy)
+        self.window = loader.context_window(outline) - 1
+        self._vocabulary = int(outline.config.get_text_config().vocab_size)
+        self._end_ids = loader.end_ids(outline, self.tokenizer)
+        self._stops.clear()
+        self.policy_version = policy_version(policy)
+        self._policy, self._base = policy, lora.base_of(policy)
+        self._weights = f"{self.policy_version}-{uuid.uuid4().hex}"
+        self._run(self._pool.renew())
+
+    def base(self) -> BaseScorer | None:
+        """See ``Engine``: the servers load the base's weights for each call, then the policy's."""
+        other = self._base != self._policy
+        return BaseScorer(self, partial(swapped, self, self._policy, self._base)) if other else None
+
+    def sleep(self) -> None:
+        """Servers keep their memory: it is not the trainer's."""
+
+    async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation:
+        """One turn after ``prompt_ids``. Raises ``ValueError`` where the window has no room for a single token."""
+        room = requests.room(prompt_ids, sampling, self.window)
+        fields = requests.sampling_fields(sampling, seed=seed, max_tokens=room, end_ids=self._end_ids)
+        body = {"token_ids": prompt_ids, "sampling_params": fields}
+        stops = self._stops_for(sampling.stop)
+
+        def read(content: bytes) -> Generation:
+            token_ids, logprobs = replies.sampled(content, self._weights, self._vocabulary)
+            return requests.generation(token_ids, logprobs, stops, max_tokens=room)
+
+        answer = asyncio.run_coroutine_threadsafe(self._ask(GENERATE, body, read), self._loop)
+        return await asyncio.wrap_future(answer)
+
+    def logprobs(
+        self,
+        trees: Sequence[TokenTree],
+        *,
+        temperature: float = 1.0,
+        mode: Literal["packed", "padded"] = "packed",
+    ) -> list[list[float]]:
+        """See ``Engine``; both modes are one prompt for each path of a tree, spread over the servers.
+
+        Raises ``ValueError`` for a temperature other than 1, a target at a root, a tree deeper than the window.
+        """
+        paths = requests.score_paths(trees, temperature=temperature, window=self.window)
+        prompts = [[trees[number].token_ids[index] for index in path] for number, path in paths]
+        return requests.target_logprobs(trees, paths, self._run(self._score(prompts)))
+
+    def close(self) -> None:
+        """End the connections and the thread. The servers go on."""
+        atexit.unregister(self.close)
+        if self._thread.is_alive():
+            self._run(self._pool.close())
+            self._thread_of_proofs.shutdown()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _score(self, prompts: Sequence[list[int]]) -> list[replies.Places]:
+        def one(prompt: list[int]) -> Coroutine[Any, Any, replies.Places]:
+            body = {"token_ids": prompt, "sampling_params": requests.scoring_fields()}
+            return self._ask(GENERATE, body, lambda content: replies.scored(content, self._weights, prompt))
+
+        tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # where one failed, the others are not waited for
+                task.cancel()
+
+    async def _open(self) -> Pool:
+        key = os.environ.get("VLLM_API_KEY")
+        return Pool(
+            list(dict.fromkeys(url.rstrip("/") for url in self._runtime.vllm.servers)),
+            self._prepare,
+            deadline_s=self._runtime.vllm.deadline_s,
+            max_inflight=self._runtime.max_batch,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+
+    async def _prepare(self, server: Server) -> None:
+        """The server runs this policy, and has proven it on the probe prompt, by itself."""
+        pool, weights = self._pool, self._weights
+        if replies.weight_version(await pool.send(server, "/weight_info", method="GET")) == weights:
+            return
+        one = self._alone(server)
+        await pool.send(server, "/update_weight_version", {"new_version": one._weights})
+        await self._load(server)
+        if not replies.cache_was_reset(await pool.send(server, "/reset_prefix_cache")):
+            raise replies.Unfinished("other requests hold the prefix cache of the former weights")
+        try:
+            prove = partial(proof.prove, one, self._policy, self._runtime.dtype)
+            await self._loop.run_in_executor(self._thread_of_proofs, prove)
+        except proof.StaleWeights as error:
+            raise proof.StaleWeights(f"{server.url}: {error}") from None
+        await pool.send(server, "/update_weight_version", {"new_version": weights})
+
+    async def _load(self, server: Server) -> None:
+        folder = str(self._policy.absolute())
+        try:
+            await self._pool.send(server, "/collective_rpc", {"method": "load_policy", "args": [folder]})
+        except replies.ServerError as error:
+            await self._pool.healthy(server)  # one that is going down is tried again
+            raise ValueError(
+                f"{server.url}: it cannot load {folder}, which it must see under this path: {error}"
+            ) from None
+
+    def _alone(self, server: Server) -> VLLMServers:
+        """This engine over one server, past the router, while its weights have no name that is used elsewhere."""
+        one = copy.copy(self)
+        one._ask = self._pool.only(server)
+        one._weights = f"{self._weights}-unproven"
+        return one
+
+    def _stops_for(self, texts: tuple[str, ...]) -> Stops:
+        if texts not in self._stops:
+            self._stops[texts] = make_stops(self.tokenizer, self._end_ids, texts)
+        return self._stops[texts]
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the servers need not go on
+            raise

@@ -1,0 +1,38 @@
+"""Runs inside vLLM's worker processes: the weights of another folder into the model that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mempo import lora
+
+
+class WeightSync:
+    """Becomes a base of vLLM's worker class (``worker_extension_cls``); called by ``collective_rpc``."""
+
+    def load_policy(self: Any, folder: str) -> None:
+        """vLLM's own ``reload_weights``, a LoRA adapter merged into its base; then what it forgets on a CPU.
+
+        There a linear layer computes with a packed copy of its weights. The reload packs the layers that it finds in
+        the files anew. A vocabulary head tied to the embeddings is in no file: it kept its first copy (vLLM 0.32).
+        """
+        if lora.is_adapter(folder):
+            self.reload_weights(weights_iterator=lora.merged_weights(Path(folder)))
+        else:
+            self.reload_weights(weights_iterator=_weights(Path(folder)))
+        for layer in self.get_model().modules():
+            # A layer with a weight of size 0 has nothing but its packed copy, and the reload has just made it.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, Any]]:
+    """All but the trainer's moments, which lie beside the weights and which vLLM's own reader takes for some."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                yield name, weights.get_tensor(name)
