@@ -1,0 +1,157 @@
+"""Does it fit, and what does a round cost? From the settings alone (``mempo plan``); bytes are in ``footprint``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+
+from mempo.config import Config
+from mempo.footprint import (
+    GIB,
+    WARMSTART,
+    Part,
+    cache_setting,
+    engine_parts,
+    host_bytes,
+    kv_bytes,
+    longest_history,
+    longest_turn,
+    update_parts,
+)
+from mempo.scoring import needs_reference
+from mempo.shapes import Shape, num_parameters, num_trained, shape_of
+
+# A GPU's context, NCCL's buffers and what an allocator cannot use; an allowance, not a measurement.
+RESERVE = 2 * GIB
+PROBE_TOKENS = 64  # of one scored wording of the answer, its frame included
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``parts`` lie on a device, ``host`` bytes in the memory of the CPU; every line of ``problems`` names a setting.
+
+    ``cache_tokens``: the context that the engine's cache holds. ``tokens`` and ``flops`` are of one round.
+    """
+
+    parameters: int
+    trained: int
+    parts: list[Part]
+    host: float
+    cache_tokens: int
+    tokens: dict[str, int]
+    flops: float
+    devices: int
+    problems: list[str]
+
+
+def plan(config: Config, memory: float) -> Plan:
+    """``config`` on devices of ``memory`` bytes each. The engine sleeps during the update: the phases take turns.
+
+    Raises ``ValueError`` where the sizes of ``model.path`` are not known.
+    """
+    shape, runtime = shape_of(config.model), config.runtime
+    total, trained = num_parameters(shape), num_trained(shape, config.lora)
+    engine = engine_parts(shape, config, memory)
+    parts = [*engine, *update_parts(shape, trained, config)]
+    if needs_reference(config) and runtime.engine == "hf" and not config.lora.rank:  # vLLM runs both in turns
+        parts += [replace(part, name=f"{part.name} of the reference") for part in engine]
+    if config.lora.rank and config.warmstart.num_steps:  # the warm start trains all weights
+        parts += [replace(part, phase=WARMSTART) for part in update_parts(shape, total, config)]
+    room = int(sum(part.bytes for part in engine if part.name == "cache") / kv_bytes(shape, runtime))
+    tokens = round_tokens(config)
+    return Plan(
+        parameters=total,
+        trained=trained,
+        parts=parts,
+        host=host_bytes(total, trained, runtime),
+        cache_tokens=room,
+        tokens=tokens,
+        flops=flops(total, tokens, checkpointing=runtime.gradient_checkpointing),
+        devices=runtime.deepspeed.ranks if runtime.trainer == "deepspeed" else 1,
+        problems=[*_misfits(shape, config, room), *_too_large(parts, memory)],
+    )
+
+
+def round_tokens(config: Config) -> dict[str, int]:
+    """Upper bounds for one round: no prefix is cached, every trajectory has ``rollout.max_turns`` turns.
+
+    ``scored``: each trajectory once with a probe a turn, and its memories with a probe each (docs/algorithm.md).
+    """
+    r, loop = config.rollout, config.loop
+    trajectories = loop.questions_per_round * loop.group_size
+    turns = trajectories * r.max_turns
+    full = longest_history(config) + r.max_turns * PROBE_TOKENS
+    memories = r.max_prompt_tokens + r.max_turns * (r.max_response_tokens + PROBE_TOKENS)
+    return {
+        "prompt": turns * (longest_turn(config) - r.max_response_tokens),
+        "generated": turns * r.max_response_tokens,
+        "scored": trajectories * (full + memories) if config.uses_memory_reward else 0,
+        "trained": turns * longest_turn(config),
+    }
+
+
+def flops(parameters: int, tokens: dict[str, int], *, checkpointing: bool) -> float:
+    """2 P a token forward, 6 P a token trained, 8 P where its forward pass comes twice (arXiv 2001.08361, section 2.1).
+
+    The part of attention that grows with the context is left out.
+    """
+    forward = tokens["prompt"] + tokens["generated"] + tokens["scored"]
+    return float(parameters) * (2 * forward + (8 if checkpointing else 6) * tokens["trained"])
+
+
+def _misfits(shape: Shape, config: Config, cache_tokens: int) -> list[str]:
+    runtime, longest = config.runtime, max(longest_turn(config), longest_history(config) + PROBE_TOKENS)
+    parallel, found = runtime.vllm.tensor_parallel, []
+    if longest > shape.window:
+        found.append(f"rollout.max_turns: a trajectory takes up to {longest} tokens, the window holds {shape.window}")
+    if runtime.engine == "vllm" and not runtime.vllm.servers:
+        if shape.heads % parallel:
+            found.append(f"runtime.vllm.tensor_parallel: {shape.heads} attention heads do not divide by {parallel}")
+        if cache_tokens < longest:
+            told = f"the cache holds {cache_tokens} tokens, a trajectory takes up to {longest}"
+            found.append(f"{cache_setting(runtime)}: {told}")
+    return found
+
+
+def _too_large(parts: Sequence[Part], memory: float) -> list[str]:
+    found = []
+    for phase, held in _phases(parts).items():
+        need = sum(part.bytes for part in held) + RESERVE
+        if need > memory:
+            worst = max(held, key=lambda part: part.bytes)
+            figures = f"{need / GIB:.1f} GiB, the device has {memory / GIB:.1f}"
+            found.append(f"{worst.setting}: {phase} needs {figures}; most of it is {worst.name}")
+    return found
+
+
+def _phases(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    return {phase: [part for part in parts if part.phase == phase] for phase in dict.fromkeys(p.phase for p in parts)}
+
+
+def tables(made: Plan, memory: float, tflops: float | None) -> list[Table]:
+    """For a terminal: bytes by phase, then tokens, FLOPs and, at ``tflops`` a device, the seconds of a round."""
+    counts = f"{made.parameters / 1e9:.3f} B weights, {made.trained / 1e9:.3f} B trained"
+    held = Table(title=counts, title_justify="left")
+    held.add_column("on each device")
+    held.add_column("GiB", justify="right")
+    held.add_column("changed by")
+    for phase, parts in _phases(made.parts).items():
+        for part in parts:
+            held.add_row(f"{phase}: {part.name}", f"{part.bytes / GIB:.2f}", part.setting)
+        whole = sum(part.bytes for part in parts) + RESERVE
+        held.add_row(f"{phase}: all and {RESERVE / GIB:.0f} in reserve", f"{whole / GIB:.2f}", f"of {memory / GIB:.0f}")
+        held.add_section()
+    held.add_row("memory of the CPU", f"{made.host / GIB:.2f}", "runtime.deepspeed.ranks")
+    cost = Table(title="a round, at most", title_justify="left")
+    cost.add_column("")
+    cost.add_column("", justify="right")
+    for name, count in made.tokens.items():
+        cost.add_row(f"tokens {name}", f"{count:,}")
+    cost.add_row("tokens that the cache holds", f"{made.cache_tokens:,}")
+    cost.add_row("FLOPs", f"{made.flops:.2e}")
+    if tflops:
+        seconds = made.flops / (tflops * 1e12 * made.devices)
+        cost.add_row(f"seconds at {tflops:g} TFLOP/s x {made.devices}", f"{seconds:,.0f}")
+    return [held, cost]

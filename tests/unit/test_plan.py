@@ -1,0 +1,181 @@
+"""``mempo plan``: bytes by hand, activations against what torch really keeps, and the profiles that must fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mempo.cli import app
+from mempo.config import Config, Loop, Lora, LossConfig, Model, Rollout, Search, Warmstart
+from mempo.footprint import (
+    GIB,
+    PIECE,
+    activation_bytes,
+    engine_parts,
+    host_bytes,
+    kv_bytes,
+    longest_history,
+    longest_turn,
+    state_parts,
+)
+from mempo.params import load_config
+from mempo.plan import flops, plan, round_tokens
+from mempo.runtime import VLLM, DeepSpeed, Runtime
+from mempo.shapes import shape_of
+from mempo.trainers import gradient
+from tests.tiny import make_policy, make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+PROFILES = sorted(file.parent.name for file in (ROOT / "params").glob("*/params.yaml"))
+SEVEN_B = Model(path="Qwen/Qwen2.5-7B-Instruct")
+
+
+def states(total: int, trained: int, **options: object) -> list[float]:
+    settings = Runtime(trainer="deepspeed", dtype="bfloat16", deepspeed=DeepSpeed(**options))
+    return [part.bytes for part in state_parts(total, trained, settings)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "per_weight"),
+    # 64 ranks and 7.5 billion weights are the paper's own example (arXiv 1910.02054, figure 1): 31.4, 16.6, 1.9 GB
+    [(1, 2 + 2 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)],
+)
+def test_states_by_zero_stage(stage: int, per_weight: float) -> None:
+    total = 7_500_000_000
+    gathered = 2 * 10**9 if stage == 3 else 0
+    assert sum(states(total, total, ranks=64, stage=stage)) - gathered == pytest.approx(per_weight * total)
+    paper = {1: 31.4, 2: 16.6, 3: 1.9}[stage]
+    assert per_weight * total / 1e9 == pytest.approx(paper, abs=0.05)
+
+
+def test_offload_moves_optimiser_and_weights_to_the_host() -> None:
+    total = 10**9
+    assert states(total, total, ranks=2, stage=2, offload=True) == [2e9, 1e9, 0]
+    assert states(total, total, ranks=2, stage=3, offload=True) == [2e9, 1e9, 0]  # the weights are gathered ones
+    kept = Runtime(trainer="deepspeed", dtype="bfloat16", deepspeed=DeepSpeed(ranks=2, stage=3, offload=True))
+    # each rank reads 4 bytes a weight; then 12 + 2 lie there
+    assert host_bytes(total, total, kept) == 2 * 4e9 + 14e9
+
+
+def test_torch_keeps_float32_and_an_adapter_trains_little() -> None:
+    assert [p.bytes for p in state_parts(100, 100, Runtime())] == [400, 400, 800]
+    assert [p.bytes for p in state_parts(100, 10, Runtime(dtype="bfloat16"))] == [600, 40, 80]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}])
+def test_activations_bound_what_torch_keeps(tmp_path: Path, sizes: dict[str, int]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = make_tokenizer()
+    folder = make_policy(tmp_path / "policy", tokenizer, **sizes)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model.base_model(input_ids=torch.zeros(4, 128, dtype=torch.long), use_cache=False).last_hidden_state
+    measured = sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in weights)
+    counted = activation_bytes(shape_of(Model(path=str(folder))), 4 * 128, 4, checkpointing=False)
+    assert out.requires_grad and 0.85 * counted < measured <= counted
+
+
+def test_checkpointing_keeps_an_input_a_layer_and_one_layer() -> None:
+    shape = shape_of(SEVEN_B)
+    # 7 x 3584 x 4 + 2 x (3 x 3584 + 4 x 512 + 4 x 18944) = 277,504 bytes a token and layer
+    assert activation_bytes(shape, 10, 2, checkpointing=False) == 28 * 10 * 277_504
+    assert activation_bytes(shape, 10, 2, checkpointing=True) == 10 * 277_504 + 28 * 10 * 4 * 3584
+
+
+def test_cache_of_vllm_by_hand() -> None:
+    shape = shape_of(SEVEN_B)
+    runtime = Runtime(engine="vllm", device="cuda", dtype="bfloat16", vllm=VLLM(gpu_memory_utilization=0.5))
+    # 2 x 28 layers x 512 x 2 bytes
+    assert kv_bytes(shape, runtime) == 57_344
+    weights, logits, cache = (part.bytes for part in engine_parts(shape, Config(runtime=runtime), 80 * GIB))
+    assert (weights, logits) == (2 * 7_615_616_512, 4 * 2048 * 152_064)
+    assert weights + logits + cache == 40 * GIB
+    halves = runtime.model_copy(update={"vllm": VLLM(tensor_parallel=2)})
+    assert kv_bytes(shape, halves) == 57_344 / 2
+    servers = runtime.model_copy(update={"vllm": VLLM(servers=("http://127.0.0.1:8000",))})
+    assert engine_parts(shape, Config(runtime=servers), 80 * GIB) == []
+
+
+def test_what_is_held_beside_the_policy() -> None:
+    """A reference is a second model of ``hf``; it lies under an adapter, and vLLM runs both in turns."""
+    model, kl, adapter = Model(window=1024), LossConfig(kl_coef=0.1), Lora(rank=2)
+    vllm = Runtime(engine="vllm")
+
+    def names(phase: str, **sections: object) -> list[str]:
+        made = plan(Config(model=model, **sections), 80 * GIB)
+        return [part.name for part in made.parts if part.phase == phase]
+
+    engine = ["weights", "logits", "cache"]
+    assert names("rollout and scoring", loss=kl) == engine + [f"{name} of the reference" for name in engine]
+    assert names("rollout and scoring", loss=kl, lora=adapter) == engine
+    assert names("rollout and scoring", loss=kl, runtime=vllm) == engine
+    # the warm start trains all weights, whatever the rounds train
+    assert names("warm start") == [] and "optimiser" in names("warm start", lora=adapter)
+    assert names("warm start", lora=adapter, warmstart=Warmstart(num_steps=0)) == []
+
+
+def test_tokens_and_flops_of_a_round_by_hand() -> None:
+    config = Config(
+        rollout=Rollout(max_turns=2, max_prompt_tokens=10, max_response_tokens=5),
+        search=Search(max_observation_tokens=7),
+        loop=Loop(questions_per_round=3, group_size=2),
+    )
+    # a turn: 10 + 5 + 7 read, 5 written; a trajectory: 10 + 2 x 12; scored: 34 + 2 x 64 and 10 + 2 x (5 + 64)
+    assert (longest_turn(config), longest_history(config)) == (27, 34)
+    tokens = round_tokens(config)
+    assert tokens == {"prompt": 12 * 22, "generated": 12 * 5, "scored": 6 * (162 + 148), "trained": 12 * 27}
+    assert flops(1000, tokens, checkpointing=False) == 2000 * (264 + 60 + 1860) + 6000 * 324
+    assert flops(1000, tokens, checkpointing=True) == 2000 * (264 + 60 + 1860) + 8000 * 324
+
+
+def test_the_sizes_that_are_repeated_here_are_those_of_the_trainer() -> None:
+    assert PIECE == gradient.MAX_LOGITS
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_profiles_are_good_and_fit(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ROOT / "params" / profile / "params.yaml"
+    for name in load_config(file).policies:
+        config = load_config(file, policy=name)
+    if profile != "smollm2":  # whose model is a folder that `make smollm2` makes
+        assert plan(config, 80 * GIB).problems == []
+
+
+def test_the_profile_of_the_paper_has_its_sizes() -> None:
+    config = load_config(ROOT / "params" / "qwen2.5-7b-8gpu" / "params.yaml")
+    loop, deepspeed = config.loop, config.runtime.deepspeed
+    assert (loop.questions_per_round, loop.group_size, config.rollout.max_turns) == (128, 16, 8)
+    assert (config.optim.learning_rate, config.mem_reward.threshold) == (1e-6, 0.5)
+    assert (deepspeed.stage, deepspeed.ranks, config.runtime.dtype) == (3, 8, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("runtime.vllm.tensor_parallel=8", "runtime.vllm.tensor_parallel: 28 attention heads do not divide by 8"),
+        ("runtime.vllm.gpu_memory_utilization=0.06", "runtime.vllm.gpu_memory_utilization: the cache holds"),
+        ("runtime.gradient_checkpointing=false", "runtime.gradient_checkpointing: update needs"),
+        ("runtime.deepspeed={ranks: 8, stage: 1}", None),
+        ("runtime.deepspeed={ranks: 2, stage: 1}", "runtime.deepspeed.stage: update needs"),
+        ("optim.tokens_per_microbatch=262144", "optim.tokens_per_microbatch: update needs"),
+        ("rollout.max_turns=40", "rollout.max_turns: a trajectory takes up to 41536 tokens, the window holds 32768"),
+        ("loss.kl_coef=0.1", None),
+    ],
+)
+def test_what_does_not_fit_is_named_and_ends_with_code_1(setting: str, told: str | None) -> None:
+    folder = str(ROOT / "params" / "qwen2.5-7b-8gpu")
+    done = CliRunner().invoke(app, ["plan", "--root", folder, "--set", setting, "--tflops", "200"])
+    assert done.exit_code == (1 if told else 0), done.output
+    # 2 P x 62,914,560 tokens forward and 8 P x 33,554,432 trained are 3.003e18, over 8 x 200e12
+    assert (told or "seconds at 200 TFLOP/s x 8  │      1,877") in done.output
