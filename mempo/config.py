@@ -364,14 +364,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _vllm_scores_at_temperature_one(self) -> Config:
-        asked = [
-            *(["loss.old_logprobs: recomputed"] if self.loss.old_logprobs == "recomputed" else []),
-            *([f"loss.kl_coef: {self.loss.kl_coef:g}"] if self.loss.kl_coef > 0 else []),
-        ]
-        if self.runtime.engine == "vllm" and asked and self.rollout.temperature != 1:
+        if self.runtime.engine == "vllm" and self.loss.kl_coef > 0 and self.rollout.temperature != 1:
             raise ValueError(
-                f"runtime.engine: vllm scores at temperature 1 alone, and {' and '.join(asked)} needs it at "
-                f"rollout.temperature: {self.rollout.temperature:g}"
+                f"runtime.engine: vllm scores at temperature 1 alone, and loss.kl_coef: {self.loss.kl_coef:g} needs it "
+                f"at rollout.temperature: {self.rollout.temperature:g}"
             )
         return self
 

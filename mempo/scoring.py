@@ -7,6 +7,7 @@ pass"). A tree never crosses a question, so results do not depend on shards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -42,12 +43,14 @@ def score(
     config: Config,
     *,
     reference: Scorer | None = None,
+    actor: AbstractContextManager[Scorer] | None = None,
 ) -> list[TurnScore]:
     """One TurnScore for every turn of every trajectory, in their order. Probes are scored at temperature 1.
 
     ``reference`` gives ``ref_logprobs`` where the loss has a KL term, else they are 0, and the full side where
-    ``scoring.full_scorer`` says so. Raises ``ValueError`` where the engine runs another policy version than the one
-    that sampled a trajectory, and where a reference is needed and not given.
+    ``scoring.full_scorer`` says so. ``actor`` (the engine): who recomputes ``old_logprobs``, opened last. Raises
+    ``ValueError`` where the engine runs another policy version than the one that sampled a trajectory, and where a
+    reference is needed and not given.
     """
     _refuse_stale(engine, trajectories)
     if reference is None and needs_reference(config):
@@ -56,11 +59,13 @@ def score(
     plans = [plan for t in trajectories for plan in _plan(engine, t, probes[t.question_id], config)]
     turns = [plan.turn for plan in plans]
     scored = _probe_scores(engine, reference, [plan for plan in plans if plan.reason is None], probes, config)
-    sampler = config.loss.old_logprobs == "sampler"
-    old = [t.sampling_logprobs for t in turns] if sampler else _response_logprobs(engine, turns, config)
     ref = [[0.0] * len(turn.response_ids) for turn in turns]
     if reference is not None and config.loss.kl_coef > 0:
         ref = _response_logprobs(reference, turns, config)
+    old = [turn.sampling_logprobs for turn in turns]
+    if config.loss.old_logprobs == "recomputed":
+        with actor or nullcontext(engine) as scorer:
+            old = _response_logprobs(scorer, turns, config)
     return [
         _turn_score(plan, next(scored) if plan.reason is None else [], config, *given)
         for plan, *given in zip(plans, old, ref, strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -47,6 +49,19 @@ def close() -> None:
     if _resident.engine is not None:
         _resident.engine.close()
     _resident.engine = _resident.runtime = _resident.policy = None
+
+
+@contextmanager
+def actor(policy: Path, runtime: Runtime) -> Iterator[Scorer]:
+    """``policy`` in the trainer's own library, to recompute the log-probs that are trained on: vLLM, asked again, would
+    repeat the sampler's. vLLM rests meanwhile.
+    """
+    if runtime.engine == "hf":
+        yield engine_of(policy, runtime)
+        return
+    sleep()
+    with closing(open_engine(policy, runtime.model_copy(update={"engine": "hf"}))) as opened:
+        yield opened
 
 
 def reference(policy: Path, first: Path, runtime: Runtime) -> Scorer:

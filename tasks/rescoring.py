@@ -37,7 +37,10 @@ def score_again(run: Run, asked: Config) -> Path:
                 if scoring.needs_reference(asked):
                     reference = engines.reference(policy, run.policy(0), asked.runtime)
                 made = read_round(source)
-                scores = scoring.score(engine, made.trajectories, made.questions, asked, reference=reference)
+                actor = engines.actor(policy, asked.runtime)
+                scores = scoring.score(
+                    engine, made.trajectories, made.questions, asked, reference=reference, actor=actor
+                )
                 storage.write_records(target, scores)
                 engines.sleep()
                 _drop(set(run.folder.glob("policy_*")) - kept - {policy})  # the next one is made from this one

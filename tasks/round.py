@@ -22,6 +22,7 @@ from mempo import diagnoses, evaluation, rounds, samples, scoring, storage, upda
 from mempo.console import progress
 from mempo.data import Truth, read_truth
 from mempo.engines import Engine
+from mempo.proof import StaleWeights
 from mempo.records import Question, Sample
 from mempo.rescore import chains
 from mempo.rollout import collect
@@ -38,7 +39,7 @@ def is_transient(task: Any, run: Any, state: Any) -> bool:
     """Retry what may pass by itself (a tool, a file system); a wrong value or a missing file stays wrong."""
     try:
         state.result()
-    except (ValueError, TypeError, KeyError, FileNotFoundError, FloatingPointError):
+    except (ValueError, TypeError, KeyError, FileNotFoundError, FloatingPointError, StaleWeights):
         return False
     except Exception:
         return True
@@ -90,7 +91,8 @@ def score(run: Run, round_index: int, policy: Path) -> Figures:
     reference = None
     if scoring.needs_reference(run.config):
         reference = engines.reference(policy, run.policy(0), run.config.runtime)
-    scores = scoring.score(engine, made.trajectories, made.questions, run.config, reference=reference)
+    actor = engines.actor(policy, run.config.runtime)
+    scores = scoring.score(engine, made.trajectories, made.questions, run.config, reference=reference, actor=actor)
     storage.write_records(run.round(round_index) / "scores.parquet", scores)
     return rounds.score_figures(scores)
 

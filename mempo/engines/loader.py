@@ -5,6 +5,7 @@ No code from a repository is run (``trust_remote_code`` off) and no pickle is re
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +69,8 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
 def load_outline(folder: Path | str) -> Any:
     """``config`` and ``generation_config`` of a policy without its weights: ``context_window`` and ``end_ids`` read it.
 
-    Raises ``ValueError`` naming the folder where there is no config.
+    Raises ``ValueError`` naming the folder where there is no config, and where files do not hold every weight: an
+    engine that reads them by itself would go on with random ones.
     """
     name = _checked(lora.base_of(folder))
     transformers = _transformers()
@@ -80,7 +82,26 @@ def load_outline(folder: Path | str) -> Any:
         generation_config = transformers.GenerationConfig.from_pretrained(name)
     except OSError:  # as a model does that has no file for it
         generation_config = transformers.GenerationConfig.from_model_config(config)
+    _check_weights(Path(name), config)
     return SimpleNamespace(config=config, generation_config=generation_config)
+
+
+def _check_weights(folder: Path, config: Any) -> None:
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    found: set[str] = set()
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(file, "pt") as weights:
+                found.update(weights.keys())
+        except SafetensorError as error:
+            raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
+    with torch.device("meta"):
+        model = _transformers().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    if missing := sorted(set(model.state_dict()) - found - tied):
+        raise ValueError(f"{folder}: the weights lack {', '.join(missing[:3])}")
 
 
 def context_window(model: Any) -> int:
@@ -121,6 +142,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _transformers() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        # transformers imports DeepSpeed where it is installed, which else tells every program that it found no GPU.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import transformers
 
     logging: Any = transformers.utils.logging

@@ -109,11 +109,10 @@ def test_a_correction_needs_recomputed_logprobs(tmp_path: Path) -> None:
     assert load(tmp_path, "loss: {max_mismatch: null}").loss.max_mismatch is None
 
 
-@pytest.mark.parametrize("asked", ["old_logprobs: recomputed", "kl_coef: 0.1"])
-def test_vllm_scores_at_temperature_one_alone(tmp_path: Path, asked: str) -> None:
-    text = f"runtime: {{engine: vllm}}\nloss: {{{asked}}}\nrollout: {{temperature: 0.6}}\n"
-    assert f"and loss.{asked} needs it at rollout.temperature: 0.6" in refused(tmp_path, text)
-    for wrong, right in (("vllm", "hf"), (asked, "clip_low: 0.1"), ("0.6", "1.0")):
+def test_vllm_scores_at_temperature_one_alone(tmp_path: Path) -> None:
+    text = "runtime: {engine: vllm}\nloss: {kl_coef: 0.1}\nrollout: {temperature: 0.6}\n"
+    assert "and loss.kl_coef: 0.1 needs it at rollout.temperature: 0.6" in refused(tmp_path, text)
+    for wrong, right in (("vllm", "hf"), ("kl_coef: 0.1", "old_logprobs: recomputed"), ("0.6", "1.0")):
         load(tmp_path, text.replace(wrong, right))
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mempo.engines import loader, open_engine
 from mempo.runtime import Runtime
+from tests.tiny import make_policy, make_tokenizer
 
 RUNTIME = Runtime(num_threads=1)
 
@@ -60,8 +61,18 @@ def test_a_missing_weight_is_refused_not_made_up(copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        loader.load_model(copy, RUNTIME)
+    for load in (loader.load_outline, lambda folder: loader.load_model(folder, RUNTIME)):
+        with pytest.raises(ValueError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
+            load(copy)
+
+
+def test_an_outline_wants_every_weight_and_no_tied_one_twice(copy: Path, tmp_path: Path) -> None:
+    loader.load_outline(copy)  # the head is tied to the embeddings, and in no file
+    make_policy(tmp_path / "untied", make_tokenizer(), tie_word_embeddings=False)
+    loader.load_outline(tmp_path / "untied")
+    (copy / "model.safetensors").rename(copy / "weights.safetensors")
+    with pytest.raises(ValueError, match=f"{copy}: the weights lack model"):
+        loader.load_outline(copy)
 
 
 def test_pickled_weights_are_not_read(copy: Path) -> None:
