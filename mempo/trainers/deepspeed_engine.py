@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -22,8 +23,8 @@ from mempo.trainers.gradient import decay_groups
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def join(runtime: Runtime) -> None:
-    """Make this process, under torchrun, a rank of ``runtime.deepspeed.ranks``."""
+def join(runtime: Runtime, store: Path) -> None:
+    """Make this process, under torchrun, one of ``runtime.deepspeed.ranks``, which meet through the file ``store``."""
     ranks = runtime.deepspeed.ranks
     if runtime.device == "cuda":
         if torch.cuda.device_count() < ranks:
@@ -32,7 +33,13 @@ def join(runtime: Runtime) -> None:
     torch.set_num_threads(runtime.num_threads)
     # A reduction for CPUs that would be compiled at first use, for a minute; gloo does it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if runtime.device == "cuda" else "gloo")
+    deepspeed.init_distributed(
+        dist_backend="nccl" if runtime.device == "cuda" else "gloo",
+        init_method=f"file://{store}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        auto_mpi_discovery=False,
+    )
 
 
 class Shared:

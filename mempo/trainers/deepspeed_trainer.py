@@ -88,9 +88,13 @@ class DeepSpeedTrainer:
 
 def _start(folder: Path, runtime: Runtime) -> subprocess.Popen[bytes]:
     """The ranks inherit standard input, a pipe: at its end, which comes with this process's, they end."""
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(runtime.deepspeed.ranks)]
-    command += ["--log-dir", str(folder), "-m", "mempo.trainers.deepspeed_worker", str(folder)]
+    command = ["torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(runtime.deepspeed.ranks)]
+    # They meet through files: torchrun's other stores listen on every interface of the machine.
+    command += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file,is_host=1"]
+    command += ["--rdzv-endpoint", str(folder / "agents"), "--rdzv-id", "ranks", "--log-dir", str(folder)]
+    command += ["-m", "mempo.trainers.deepspeed_worker", str(folder)]
     settings = {"DS_ACCELERATOR": runtime.device, "OMP_NUM_THREADS": str(runtime.num_threads)}
+    settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # All ranks are on this machine: nothing of theirs goes over its network.
     settings |= {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     with (folder / LOG).open("wb") as log:

@@ -152,7 +152,7 @@ def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 def _open(folder: Path) -> Rank:
     start: dict[str, Any] = storage.read_json(folder / START)
     runtime = Runtime.model_validate(start["runtime"])
-    deepspeed_engine.join(runtime)
+    deepspeed_engine.join(runtime, folder / "ranks")
     optim, loss = Optim.model_validate(start["optim"]), LossConfig.model_validate(start["loss"])
     adapter = Lora.model_validate(start["adapter"])
     return Rank(Path(start["policy"]), optim, loss, runtime, start["temperature"], adapter)

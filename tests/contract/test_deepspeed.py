@@ -181,6 +181,11 @@ def family(trainer: Trainer) -> list[psutil.Process]:
     return [agent, *agent.children(recursive=True)]
 
 
+def test_ranks_meet_without_a_port_that_others_reach(two: Trainer) -> None:
+    found = [connection for process in family(two) for connection in process.net_connections("inet")]
+    assert {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+
+
 def test_a_rank_killed_in_mid_step_is_an_error(policy: Path) -> None:
     trainer = opened(policy, ranks=2, stage=2)
     processes = family(trainer)
