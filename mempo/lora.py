@@ -145,7 +145,7 @@ def write_merged(folder: Path, target: Path) -> None:
 
 def _base_files(folder: Path) -> list[Path]:
     """Raises ``ValueError`` where they lack a weight that the adapter moves: nothing would move it."""
-    files = sorted(base_of(folder).glob("*.safetensors"))
+    files = storage.weight_files(base_of(folder))
     layers: set[str] = set()
     for file in files:
         with safe_open(file, "pt") as weights:

@@ -48,6 +48,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
         _flush(path.parent)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a model's weights, as transformers names them; a trainer's moments may lie beside them."""
+    return sorted(folder.glob("model*.safetensors"))
+
+
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mempo import lora
+from mempo import lora, storage
 from mempo.prompts import chat_frame
 from mempo.runtime import Runtime
 
@@ -91,7 +91,7 @@ def _check_weights(folder: Path, config: Any) -> None:
     from safetensors import SafetensorError, safe_open
 
     found: set[str] = set()
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in storage.weight_files(folder):
         try:
             with safe_open(file, "pt") as weights:
                 found.update(weights.keys())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mempo import lora
+from mempo import lora, storage
 
 
 class WeightSync:
@@ -29,10 +29,10 @@ class WeightSync:
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, Any]]:
-    """All but the trainer's moments, which lie beside the weights and which vLLM's own reader takes for some."""
+    """vLLM's own reader takes the trainer's moments for weights."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in storage.weight_files(folder):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 yield name, weights.get_tensor(name)

@@ -219,11 +219,13 @@ def test_merged_is_an_ordinary_folder_that_says_the_same(tiny_policy: Path, tmp_
     base = Path(shutil.copytree(tiny_policy, tmp_path / "base"))
     (base / "model.safetensors").unlink()
     loader.load_model(tiny_policy, RUNTIME).save_pretrained(base, max_shard_size=shard)
+    files = {item.name for item in base.iterdir()}
+    save_file({"lm_head.weight/exp_avg": torch.ones(1)}, base / "trainer.safetensors")  # of the warm start
     policy, target = saved(with_adapter(base), tmp_path / "policy", base), tmp_path / "merged"
     for name in ("trainer.json", "trainer.safetensors"):
         (policy / name).write_text("{}")
     lora.write_merged(policy, target)
-    assert {item.name for item in target.iterdir()} == {item.name for item in base.iterdir()} | {"trainer.json"}
+    assert {item.name for item in target.iterdir()} == files | {"trainer.json"}
     assert (len(list(target.glob("*.safetensors"))) > 1) == (shard == "20KB")
     merged, apart = loader.load_model(target, RUNTIME), loader.load_model(policy, RUNTIME)
     torch.testing.assert_close(says(merged), says(apart), rtol=0, atol=1e-5)
