@@ -25,6 +25,7 @@ from tests.unit.test_scoring import FRANCE, JAPAN, NO_MEMORY, THREE_TURNS, make_
 pytest.importorskip("vllm")
 pytest.importorskip("deepspeed")
 PLAIN = {"engine": "hf", "trainer": "torch"}
+TEMPERATURE = 0.8  # which vLLM samples at, and transformers recomputes at
 HEAVY = {"engine": "vllm", "trainer": "deepspeed", "deepspeed": {"ranks": 2, "stage": 2}}
 
 
@@ -46,7 +47,7 @@ def sampled_by(engine: Engine, trajectory: Trajectory) -> Trajectory:
     trees = [chain([*turn.prompt_ids, *turn.response_ids], len(turn.prompt_ids)) for turn in trajectory.turns]
     turns = [
         replace(turn, sampling_logprobs=found)
-        for turn, found in zip(trajectory.turns, engine.logprobs(trees), strict=True)
+        for turn, found in zip(trajectory.turns, engine.logprobs(trees, temperature=TEMPERATURE), strict=True)
     ]
     return replace(trajectory, turns=turns)
 
@@ -60,7 +61,8 @@ def started(folder: Path, policy: Path, runtime: dict[str, Any], trajectories: l
     sections = {
         "mem_reward": {"mask": "none"},  # so poor a policy's probes clear no threshold
         "loop": {"questions_per_round": 2, "group_size": 2},
-        "rollout": {"max_response_tokens": 16},
+        "rollout": {"max_response_tokens": 16, "temperature": TEMPERATURE},
+        "loss": {"old_logprobs": "recomputed", "sampler_correction": "token"},
         "optim": {"learning_rate": 1e-4},
         "runtime": {"num_threads": 1, **runtime},
     }
@@ -71,11 +73,13 @@ def started(folder: Path, policy: Path, runtime: dict[str, Any], trajectories: l
 
 
 def finish_round(run: Run, index: int) -> dict[str, float]:
-    """Score, advantage, update; the figures of the update."""
+    """Score, advantage, update; the figures of the latter two."""
     steps.score.fn(run, index, run.policy(index))
     steps.advantage.fn(run, index)
     steps._update.fn(run, index, run.policy(index))
-    figures: dict[str, float] = storage.read_json(run.round(index) / "update.json")["figures"]
+    figures: dict[str, float] = {}
+    for step in ("advantage", "update"):
+        figures |= storage.read_json(run.round(index) / f"{step}.json")["figures"]
     return figures
 
 
@@ -110,5 +114,7 @@ def test_both_stacks_make_the_same_policy_of_the_same_rollouts(
     # The next round is vLLM's own: it took DeepSpeed's policy in place, and its samples are that policy's.
     steps.rollout.fn(runs["heavy"], 1, runs["heavy"].policy(1))
     following = finish_round(runs["heavy"], 1)
-    assert following["mismatch/kl"] < 1e-6
-    assert following["mismatch/ratio_max"] < 1 + 1e-3
+    for pair in ("", "trainer_"):  # vLLM and transformers, transformers and DeepSpeed
+        assert following[f"mismatch/{pair}kl"] < 1e-6
+        assert following[f"mismatch/{pair}ratio_max"] < 1 + 1e-3
+    assert following["mismatch/kl"] > 0  # two programs, not one asked twice
