@@ -112,9 +112,14 @@ class HFEngine:
         for row, sampling, future in pending:
             if not future.done():  # its caller may have gone
                 by_sampling.setdefault(sampling, []).append((row, future))
-        for sampling, requests in by_sampling.items():
-            for start in range(0, len(requests), self._max_batch):
-                self._run(requests[start : start + self._max_batch], sampling)
+        try:
+            for sampling, requests in by_sampling.items():
+                for start in range(0, len(requests), self._max_batch):
+                    self._run(requests[start : start + self._max_batch], sampling)
+        except BaseException as signal:  # that ends the program: the event loop would log it, and all would wait on
+            for _, _, future in pending:
+                if not future.done():
+                    future.set_exception(signal)
 
     def _run(self, requests: list[tuple[Row, asyncio.Future[Generation]]], sampling: Sampling) -> None:
         decoder: Decoder = PlainDecoder(self.model) if self.plain_causal else PaddedDecoder(self.model)

@@ -264,3 +264,25 @@ def test_both_decoders_give_the_same_logits(engine: HFEngine) -> None:
             rows = rows[::2]
             plain.keep(torch.arange(0, len(tokens), 2))
             padded.keep(torch.arange(0, len(tokens), 2))
+
+
+def test_a_signal_that_ends_the_program_reaches_those_who_wait(
+    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's handler of SIGTERM raises a BaseException wherever the program is; the event loop would swallow it."""
+
+    class Terminated(BaseException):
+        pass
+
+    def struck(*_: Any) -> None:
+        raise Terminated
+
+    monkeypatch.setattr("mempo.engines.hf.decode", struck)
+
+    async def ask() -> Any:
+        other = Sampling(temperature=0.5, max_tokens=2)  # never begun
+        asked = [engine.generate([30], seed=0, sampling=wanted) for wanted in (Sampling(1.0, 2), other)]
+        return await asyncio.wait_for(asyncio.gather(*asked), 30)
+
+    with pytest.raises(Terminated):
+        asyncio.run(ask())
