@@ -16,6 +16,7 @@ GIB = 2**30
 PIECE = 2**24  # numbers in the logits of one piece of a micro-batch (trainers/gradient.py)
 STEP_TOKENS = 2048  # whose logits vLLM holds at once while it scores (engines/vllm.py)
 LIVE = 10**9  # weights that ZeRO stage 3 gathers at a time: stage3_max_live_parameters in DeepSpeed's documentation
+BUCKET = 5 * 10**8  # numbers of the gradient that ZeRO adds up over the ranks at a time: reduce_bucket_size, there too
 
 Phase = Literal["rollout and scoring", "update", "warm start"]
 ROLLOUT: Phase = "rollout and scoring"
@@ -108,9 +109,10 @@ def update_parts(shape: Shape, trained: int, config: Config) -> list[Part]:
 def state_parts(total: int, trained: int, runtime: Runtime) -> list[Part]:
     """Weights, gradients and AdamW's state of one rank.
 
-    Mixed precision takes 2 + 2 + 12 bytes a weight (float32 copy, two moments); ZeRO stage 1 divides the 12 by the
-    ranks, stage 2 the gradients too, stage 3 the weights too (arXiv 1910.02054, section 3). ``torch`` keeps float32:
-    4 + 4 + 8, and under autocast a bfloat16 copy of the weights.
+    Mixed precision takes 2 + 4 + 12 bytes a weight (gradients added up in float32; float32 copy, two moments); ZeRO
+    stage 1 divides the 12 by the ranks, stage 2 the 4 too, stage 3 the weights too (arXiv 1910.02054, section 3). The
+    gradients of one pass lie beside them: all of them in bfloat16 at stage 1, else a ``BUCKET``. ``torch`` keeps
+    float32: 4 + 4 + 8, and under autocast a bfloat16 copy of the weights.
     """
     if runtime.trainer == "torch":
         weights = (6.0 if runtime.dtype == "bfloat16" else 4.0) * total
@@ -118,10 +120,13 @@ def state_parts(total: int, trained: int, runtime: Runtime) -> list[Part]:
     else:
         options, size = runtime.deepspeed, number_size(runtime)
         third, second, first = (options.ranks if options.stage >= stage else 1 for stage in (3, 2, 1))
-        own = 0.0 if options.offload and options.stage == 3 else size * total / third
+        away = options.offload and options.stage == 3
+        own = 0.0 if away else size * total / third
         gathered = size * min(total, LIVE) if options.stage == 3 else 0.0
         optimiser = 0.0 if options.offload else 12.0 * trained / first
-        sizes = (own + gathered, size * trained / second, optimiser)
+        gradients = 0.0 if away else 4.0 * trained / second
+        passing = size * (trained if options.stage == 1 and size == 2 else BUCKET)
+        sizes = (own + gathered, gradients + passing, optimiser)
         setting = "runtime.deepspeed.stage" if options.stage < 3 else "runtime.deepspeed.ranks"
     names = ("weights", "gradients", "optimiser")
     return [Part(UPDATE, name, size, setting) for name, size in zip(names, sizes, strict=True)]
@@ -144,7 +149,8 @@ def host_bytes(total: int, trained: int, runtime: Runtime) -> float:
     if runtime.trainer == "torch":
         return 0.0
     weights = number_size(runtime) * total if options.stage == 3 else 0
-    return 4.0 * total * options.ranks + (12.0 * trained + weights if options.offload else 0.0)
+    states = 12.0 + (8 if options.stage == 3 else 4)  # the gradients, at stage 3 where they add up and once for AdamW
+    return 4.0 * total * options.ranks + (states * trained + weights if options.offload else 0.0)
 
 
 def number_size(runtime: Runtime) -> int:

@@ -147,11 +147,14 @@ def _defaults(state: Path) -> dict[str, str]:
         "PREFECT_HOME": f"{state}/prefect",
         # The processes of a pool take it from the home folder, whatever PREFECT_HOME says.
         "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{state}/prefect/storage",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",  # what a task failed of is kept, by default as a pickle
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        # An error is told once, by the command; its trace is in Prefect's pages.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
         "MLFLOW_TRACKING_URI": f"sqlite:///{state}/mlflow.db",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,8 @@ PROBE_TOKENS = 64  # of one scored wording of the answer, its frame included
 class Plan:
     """``parts`` lie on a device, ``host`` bytes in the memory of the CPU; every line of ``problems`` names a setting.
 
-    ``cache_tokens``: the context that the engine's cache holds. ``tokens`` and ``flops`` are of one round.
+    ``cache_tokens``: the context that the engine's cache holds. ``lengths``: of a turn, a trajectory and the window, in
+    tokens. ``tokens`` and ``flops`` are of one round.
     """
 
     parameters: int
@@ -40,6 +42,7 @@ class Plan:
     parts: list[Part]
     host: float
     cache_tokens: int
+    lengths: dict[str, int]
     tokens: dict[str, int]
     flops: float
     devices: int
@@ -49,8 +52,10 @@ class Plan:
 def plan(config: Config, memory: float) -> Plan:
     """``config`` on devices of ``memory`` bytes each. The engine sleeps during the update: the phases take turns.
 
-    Raises ``ValueError`` where the sizes of ``model.path`` are not known.
+    Raises ``ValueError`` where the sizes of ``model.path`` are not known, or ``memory`` is not finite.
     """
+    if not math.isfinite(memory):
+        raise ValueError(f"--gpu-memory: expected GiB of one device, found {memory / GIB}")
     shape, runtime = shape_of(config.model), config.runtime
     total, trained = num_parameters(shape), num_trained(shape, config.lora)
     engine = engine_parts(shape, config, memory)
@@ -67,6 +72,11 @@ def plan(config: Config, memory: float) -> Plan:
         parts=parts,
         host=host_bytes(total, trained, runtime),
         cache_tokens=room,
+        lengths={
+            "longest turn": longest_turn(config),
+            "longest trajectory and a probe": longest_history(config) + PROBE_TOKENS,
+            "model's window": shape.window,
+        },
         tokens=tokens,
         flops=flops(total, tokens, checkpointing=runtime.gradient_checkpointing),
         devices=runtime.deepspeed.ranks if runtime.trainer == "deepspeed" else 1,
@@ -102,10 +112,12 @@ def flops(parameters: int, tokens: dict[str, int], *, checkpointing: bool) -> fl
 
 
 def _misfits(shape: Shape, config: Config, cache_tokens: int) -> list[str]:
-    runtime, longest = config.runtime, max(longest_turn(config), longest_history(config) + PROBE_TOKENS)
+    runtime, turn = config.runtime, longest_turn(config)
+    longest = max(turn, longest_history(config) + PROBE_TOKENS)
     parallel, found = runtime.vllm.tensor_parallel, []
-    if longest > shape.window:
-        found.append(f"rollout.max_turns: a trajectory takes up to {longest} tokens, the window holds {shape.window}")
+    if turn > shape.window:  # a whole trajectory may be longer: scoring counts it and goes on
+        setting = "max_turns" if config.rollout.context == "full" else "max_response_tokens"
+        found.append(f"rollout.{setting}: a turn takes up to {turn} tokens, the window holds {shape.window}")
     if runtime.engine == "vllm" and not runtime.vllm.servers:
         if shape.heads % parallel:
             found.append(f"runtime.vllm.tensor_parallel: {shape.heads} attention heads do not divide by {parallel}")
@@ -147,6 +159,8 @@ def tables(made: Plan, memory: float, tflops: float | None) -> list[Table]:
     cost = Table(title="a round, at most", title_justify="left")
     cost.add_column("")
     cost.add_column("", justify="right")
+    for name, count in made.lengths.items():
+        cost.add_row(f"tokens of the {name}", f"{count:,}")
     for name, count in made.tokens.items():
         cost.add_row(f"tokens {name}", f"{count:,}")
     cost.add_row("tokens that the cache holds", f"{made.cache_tokens:,}")

@@ -5,6 +5,7 @@ A GGUF file holds quantised weights: the folder holds the float32 numbers that t
 
 from __future__ import annotations
 
+import struct
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
     import torch
     import transformers
 
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": file.parent,
         "gguf_file": file.name,
@@ -45,15 +48,20 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    except (ImportError, OSError, ValueError, KeyError) as error:
+    except (ImportError, OSError, ValueError, KeyError, struct.error) as error:
         raise ValueError(f"{file}: {str(error).strip().splitlines()[0]}") from error
     return model.eval(), tokenizer
 
 
 def convert(file: Path, folder: Path) -> Path:
-    """Write config, safetensors weights, tokenizer and chat template of ``file``; ``folder`` appears whole."""
+    """Write config, safetensors weights, tokenizer and chat template of ``file``; ``folder`` appears whole.
+
+    Raises ``ValueError`` where it is there already: nothing is replaced.
+    """
     import transformers
 
+    if folder.exists():
+        raise ValueError(f"{folder}: is there already; remove it, or name another folder")
     quantised, tokenizer = load_gguf(file)
     values = quantised.config.to_dict()
     # With it, save_pretrained refuses: it takes the model for one that still holds packed weights.

@@ -10,10 +10,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError, model_validator
+
 from mempo import storage
 from mempo.engines import Engine, policy_version
 from mempo.packing import chain
 from mempo.prompts import encode_text
+from mempo.services import ServiceError
 
 PROBE = "probe.json"
 TEXT = (
@@ -25,8 +28,20 @@ TEXT = (
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 
 
-class StaleWeights(RuntimeError):
+class StaleWeights(ServiceError):
     """An engine does not run the weights of the policy that it says it runs."""
+
+
+class _Probe(BaseModel, extra="forbid", strict=True):
+    token_ids: list[NonNegativeInt]
+    logprobs: list[FiniteFloat]
+
+    @model_validator(mode="after")
+    def _lengths(self) -> _Probe:
+        tokens, found = len(self.token_ids), len(self.logprobs)
+        if tokens < 2 or found != tokens - 1:
+            raise ValueError(f"{tokens} tokens have {tokens - 1} log-probabilities, not {found}; at least 2 tokens")
+        return self
 
 
 def probe_ids(tokenizer: Any) -> list[int]:
@@ -36,9 +51,8 @@ def probe_ids(tokenizer: Any) -> list[int]:
 
 def write(folder: Path, token_ids: list[int], logprobs: list[float]) -> None:
     """``logprobs``: of ``token_ids[1:]``, each given all before it, at temperature 1, by the weights in ``folder``."""
-    if len(logprobs) != len(token_ids) - 1:
-        raise ValueError(f"{len(token_ids)} tokens have {len(token_ids) - 1} log-probabilities, not {len(logprobs)}")
-    storage.write_json(folder / PROBE, {"token_ids": token_ids, "logprobs": logprobs})
+    probe = _checked(folder / PROBE, {"token_ids": token_ids, "logprobs": logprobs})
+    storage.write_json(folder / PROBE, probe.model_dump())
 
 
 def record(folder: Path, engine: Engine) -> None:
@@ -48,17 +62,21 @@ def record(folder: Path, engine: Engine) -> None:
 
 
 def prove(engine: Engine, folder: Path, dtype: str) -> None:
-    """Raises ``StaleWeights`` where the engine, in ``dtype``, does not score the folder's probe as its trainer did.
+    """Raises ``StaleWeights`` where the engine, in ``dtype``, does not score the folder's probe as its trainer did,
+    and ``ValueError`` naming the probe's file where it is no probe of this tokenizer.
 
     A folder without a probe proves nothing and passes. Nor does the proof tell weights apart that differ by less than
     the tolerance: one careful step of a large policy in bfloat16 may. It is for weights that never changed at all, or
     changed in part, which the next steps make visible.
     """
-    if not (folder / PROBE).exists():
+    path = folder / PROBE
+    if not path.exists():
         return
-    probe = storage.read_json(folder / PROBE)
-    (found,) = engine.logprobs([chain(probe["token_ids"], 1)])
-    differences = [abs(a - b) for a, b in zip(found, probe["logprobs"], strict=True)]
+    probe = _checked(path, storage.read_json(path))
+    if unknown := set(probe.token_ids) - set(engine.tokenizer.get_vocab().values()):
+        raise ValueError(f"{path}: token_ids: the tokenizer has no token {min(unknown)}")
+    (found,) = engine.logprobs([chain(probe.token_ids, 1)])
+    differences = [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
     largest = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
     if not largest <= TOLERANCE[dtype]:
         raise StaleWeights(
@@ -66,3 +84,11 @@ def prove(engine: Engine, folder: Path, dtype: str) -> None:
             f"{policy_version(folder)}): log-probabilities of the probe differ by up to {largest:.3g}, "
             f"{TOLERANCE[dtype]:g} is allowed in {dtype}"
         )
+
+
+def _checked(path: Path, values: Any) -> _Probe:
+    try:
+        return _Probe.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ValueError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from None

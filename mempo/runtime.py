@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mempo.sections import Count, Section
 
-BaseURL = Annotated[str, Field(pattern=r"^https?://[^/?#\s]+/?$")]
+SERVERS = "runtime.vllm.servers"
+AS_IN = f"as in {SERVERS}: [http://127.0.0.1:8000]"
+# Scheme, host, port.
+BASE_URL = re.compile(r"(https?)://(\[[0-9a-fA-F:]+\]|[^/?#\s:\[\]]+)(?::(\d{1,5}))?/?")
+
+
+def _servers(urls: Any) -> tuple[str, ...]:
+    # No message repeats a URL: there may be a secret in it.
+    if not isinstance(urls, list | tuple):
+        raise ValueError(f"{SERVERS}: expected a list, {AS_IN}")
+    addresses = [_address(str(url), f"{SERVERS}.{place}") for place, url in enumerate(urls)]
+    for place, address in enumerate(addresses):
+        if address in addresses[:place]:
+            raise ValueError(f"{SERVERS}.{place}: this server stands in the list already")
+    return tuple(str(url) for url in urls)
+
+
+def _address(url: str, key: str) -> tuple[str, int]:
+    if "@" in url:
+        raise ValueError(f"{key}: no user and password in a URL; the environment's VLLM_API_KEY is the servers' key")
+    found = BASE_URL.fullmatch(url)
+    port = int(found[3] or {"http": 80, "https": 443}[found[1]]) if found else 0
+    if not found or not 0 < port <= 65535:
+        raise ValueError(f"{key}: expected http:// or https://, a host, a port up to 65535 and no more, {AS_IN}")
+    return found[2].lower(), port
 
 
 class VLLM(Section):
@@ -18,7 +43,7 @@ class VLLM(Section):
     ``deadline_s``: the longest that one turn may take, retries on other servers included.
     """
 
-    servers: tuple[BaseURL, ...] = ()
+    servers: Annotated[tuple[str, ...], BeforeValidator(_servers)] = ()
     tensor_parallel: Count = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     kv_cache_gib: Count = 1

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class ServiceError(RuntimeError):
-    """A message for the user: what did not start, and where its log is."""
+    """A message for the user: what did not start, or ended, or is not what it should be, and where its log is."""
 
 
 @dataclass(frozen=True, slots=True)

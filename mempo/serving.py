@@ -48,8 +48,10 @@ def serve(
 ) -> None:
     """Keep ``count`` servers up, on ``port`` and the ports after it, until ``stop``. Returns when all have ended.
 
-    Raises ``ServiceError`` with the end of the log where one does not start, or has died more than five times.
+    Raises ``ServiceError`` with the end of the log where one does not start, or has died more than five times, and
+    ``ValueError`` where ports or GPUs are missing.
     """
+    _enough_gpus(runtime, count)
     for index in range(count):
         _free(host, port + index)
     window = loader.context_window(loader.load_outline(policy))
@@ -146,7 +148,17 @@ def _healthy(url: str) -> bool:
         return False
 
 
+def _enough_gpus(runtime: Runtime, count: int) -> None:
+    import torch
+
+    needed = count * runtime.vllm.tensor_parallel
+    if runtime.device != "cpu" and (found := torch.cuda.device_count()) < needed:
+        raise ValueError(f"runtime.device: {runtime.device!r}: {needed} GPUs are needed here, torch finds {found}")
+
+
 def _free(host: str, port: int) -> None:
+    if port > 65535:
+        raise ValueError(f"--port: the last server would take port {port}, and 65535 is the highest")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Shape:
 def shape_of(model: Model) -> Shape:
     """Of ``model.path``: a folder's config.json or a hub id that is known here; without one, of the small policy.
 
-    Raises ``ValueError`` naming what is missing, or the family that is not known.
+    Raises ``ValueError`` naming what is missing, or the file and the family or key that is not known.
     """
     if model.path is None:
         size = model.hidden_size // model.num_heads
@@ -62,24 +63,34 @@ def shape_of(model: Model) -> Shape:
     for file in files:
         if file.is_file():
             return _read(read_json(file), file)
-    raise ValueError(f"model.path: {model.path}: neither a folder with a config.json nor a hub id of known sizes")
+    told = "neither a hub id of known sizes nor a folder with a config.json"
+    raise ValueError(f"model.path: {model.path}: {told} (`mempo convert` makes one, `make smollm2` that of SmolLM2)")
 
 
-def _read(values: dict[str, Any], file: Path) -> Shape:
+def _read(values: Any, file: Path) -> Shape:
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: expected a model's config, found {type(values).__name__}")
     family = values.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{file}: model_type {family!r}; sizes are known of {', '.join(FAMILIES)}")
-    heads = values["num_attention_heads"]
+
+    def size(key: str, default: int | None = None) -> int:
+        value = default if values.get(key) is None else values[key]
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{file}: {key}: expected a whole number above 0, found {reprlib.repr(value)}")
+        return value
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
     biased = bool(values.get("attention_bias", False))
     return Shape(
-        values["hidden_size"],
-        values["intermediate_size"],
-        values["num_hidden_layers"],
+        hidden,
+        size("intermediate_size"),
+        size("num_hidden_layers"),
         heads,
-        values.get("num_key_value_heads") or heads,
-        values.get("head_dim") or values["hidden_size"] // heads,
-        values["vocab_size"],
-        values["max_position_embeddings"],
+        size("num_key_value_heads", heads),
+        size("head_dim", hidden // heads),
+        size("vocab_size"),
+        size("max_position_embeddings"),
         tied=bool(values.get("tie_word_embeddings", False)),
         qkv_bias=biased or family == "qwen2",
         out_bias=biased,

@@ -47,7 +47,7 @@ def command(model: Path, runtime: Runtime, *, window: int, host: str, port: int)
 def environment(runtime: Runtime, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Of server ``index``: its own GPUs, nothing asked of the network, and the endpoints that change weights.
 
-    Raises ``ValueError`` where CUDA_VISIBLE_DEVICES names too few.
+    Raises ``ValueError`` where CUDA_VISIBLE_DEVICES names too few; where it is set and empty there are none.
     """
     return {
         **inherited,
@@ -59,12 +59,14 @@ def environment(runtime: Runtime, index: int, inherited: Mapping[str, str]) -> d
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all servers of a machine sit on the same cores
         "OMP_NUM_THREADS": str(runtime.num_threads),
         "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",  # else a log ends with what was printed before the error
     }
 
 
 def _devices(size: int, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    named = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    devices = (named or [str(number) for number in range((index + 1) * size)])[index * size : (index + 1) * size]
+    all_of_them = ",".join(str(number) for number in range((index + 1) * size))
+    named = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", all_of_them).split(",") if name.strip()]
+    devices = named[index * size : (index + 1) * size]
     if len(devices) < size:
         raise ValueError(f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, {(index + 1) * size} are needed")
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}

@@ -28,7 +28,7 @@ _FREE = {"ablate", "diagnose", "evaluation", "tracking", "policies", "preset"}
 _FREE_KEYS = {
     "loop": {"num_rounds", "keep_every", "dev_every"},
     "loss": {"max_mismatch"},
-    "runtime": {"max_batch", "vllm", "deepspeed"},
+    "runtime": {"max_batch", "gradient_checkpointing", "vllm", "deepspeed"},
     "warmstart": {"save_every"},
 }
 

@@ -10,6 +10,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from mempo.params import load_config
+
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["loop.num_rounds=2", "loop.dev_every=0", "diagnose.every=0", "data.num_train=256", "data.num_dev=8",
          "data.num_test=8", "tracking.experiment=smoke"]  # fmt: skip
@@ -33,22 +35,31 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     chosen = options()
+    root = ROOT / "params" / chosen.profile if chosen.profile else ROOT
+    settings = settings_of(chosen)
+    try:
+        load_config(root / "params.yaml", settings, policy="mempo")
+    except ValueError as error:
+        raise SystemExit(f"gpu_smoke: {error}") from None
     import torch
 
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print(f"gpu_smoke: skipped, torch {torch.__version__} finds no GPU here; --device cpu runs tiny sizes")
         return
-    root = ROOT / "params" / chosen.profile if chosen.profile else ROOT
+    with tempfile.TemporaryDirectory(prefix="mempo-smoke-") as folder:
+        os.environ["MEMPO_STATE"] = f"{folder}/state"
+        run_and_tell(root, Path(folder) / "workspace", settings)
+    if chosen.device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        print(f"{torch.cuda.get_device_name()}: this process held {peak:.1f} GiB at most")
+
+
+def settings_of(chosen: argparse.Namespace) -> list[str]:
     sizes = ON_CPU if chosen.device == "cpu" else OF_PROFILE if chosen.profile else ON_GPU
     engine = chosen.engine or ("vllm" if chosen.device == "cuda" else "hf")
     runs_on = [f"runtime.{name}={value}" for name, value in
                (("device", chosen.device), ("engine", engine), ("trainer", chosen.trainer))]  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="mempo-smoke-") as folder:
-        os.environ["MEMPO_STATE"] = f"{folder}/state"
-        run_and_tell(root, Path(folder) / "workspace", [*SHORT, *sizes, *runs_on, *chosen.settings])
-    if chosen.device == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        print(f"{torch.cuda.get_device_name()}: this process held {peak:.1f} GiB at most")
+    return [*SHORT, *sizes, *runs_on, *chosen.settings]
 
 
 def run_and_tell(root: Path, home: Path, settings: list[str]) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from mempo import storage
 from mempo.packing import TokenTree
@@ -127,10 +129,26 @@ def open_engine(policy: Path, runtime: Runtime) -> Engine:
     raise ValueError(f"runtime.engine: no engine named {runtime.engine!r}")
 
 
+class Trained(BaseModel, strict=True):
+    """What an engine reads of ``trainer.json``, which a trainer writes beside the weights."""
+
+    policy_version: NonNegativeInt
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ``ValueError`` naming the file where it is of another form."""
+        values = storage.read_json(path)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ValueError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from None
+
+
 def policy_version(folder: Path | str) -> int:
     """The version that a trainer wrote beside the weights; 0 for a model that was never trained here."""
-    state = Path(folder) / "trainer.json"
-    return int(storage.read_json(state)["policy_version"]) if state.exists() else 0
+    path = Path(folder) / "trainer.json"
+    return Trained.read(path).policy_version if path.exists() else 0
 
 
 def engine_of(model: Any, tokenizer: Any) -> Engine:

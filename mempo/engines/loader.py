@@ -26,7 +26,7 @@ def load_tokenizer(folder: Path | str) -> Any:
     transformers = _transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # over files of another form, transformers raises anything
         raise ValueError(f"{name}: no tokenizer can be read from it: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -41,7 +41,6 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
     would otherwise be a random one, and naming ``runtime.device`` where this machine has no such device.
     """
     import torch
-    from safetensors import SafetensorError
 
     if lora.is_adapter(folder):
         return lora.load(load_model(lora.base_of(folder), runtime), Path(folder))
@@ -56,7 +55,7 @@ def load_model(folder: Path | str, runtime: Runtime) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
         raise ValueError(f"{name}: no causal language model can be read from it: {_first_line(error)}") from error
     if report["missing_keys"]:
         raise ValueError(f"{name}: the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
@@ -76,12 +75,12 @@ def load_outline(folder: Path | str) -> Any:
     transformers = _transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        try:
+            generation_config = transformers.GenerationConfig.from_pretrained(name)
+        except OSError:  # as a model does that has no file for it
+            generation_config = transformers.GenerationConfig.from_model_config(config)
+    except Exception as error:
         raise ValueError(f"{name}: no model can be read from it: {_first_line(error)}") from error
-    try:
-        generation_config = transformers.GenerationConfig.from_pretrained(name)
-    except OSError:  # as a model does that has no file for it
-        generation_config = transformers.GenerationConfig.from_model_config(config)
     _check_weights(Path(name), config)
     return SimpleNamespace(config=config, generation_config=generation_config)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from mempo.engines.vllm_replies import ServerError, Unfinished, error_message
+from mempo.services import ServiceError
 
 CHECK_S = 5.0  # between two looks at the health of a server that is being used
 HEALTH_S = 30.0  # a server that is silent for so long is down
@@ -29,7 +30,7 @@ class Ask(Protocol):
     def __call__(self, path: str, body: dict[str, Any], read: Callable[[bytes], T]) -> Coroutine[Any, Any, T]: ...
 
 
-class NoServer(RuntimeError):
+class NoServer(ServiceError):
     """No server answered inside the deadline; says what was wrong with each. It may pass by itself."""
 
 
@@ -89,10 +90,14 @@ class Pool:
                             with suppress(Unfinished):
                                 return await self._answer(server, path, body, read)
                 except TimeoutError:
-                    raise self._no_server() from None
+                    raise self._no_server(self._deadline_s) from None
 
-    async def renew(self) -> None:
-        """Prepare all servers anew, none of them in use; those that do not answer now join when they do."""
+    async def renew(self, deadline_s: float | None = None) -> None:
+        """Prepare all servers anew, none of them in use; those that do not answer now join when they do.
+
+        Raises ``NoServer`` where none does inside the deadline.
+        """
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
         self._fatal, self._epoch = None, self._epoch + 1
         for server in self.servers:
             server.ready, server.draining, server.trouble = False, True, None
@@ -102,11 +107,11 @@ class Pool:
             server.wake.set()
         with self._asking():
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(deadline_s):
                     await self._until(lambda: all(server.ready or server.trouble for server in self.servers))
                     await self._next()
             except TimeoutError:
-                raise self._no_server() from None
+                raise self._no_server(deadline_s) from None
 
     def only(self, server: Server) -> Ask:
         """Asks this server alone, ready or not, once."""
@@ -217,9 +222,9 @@ class Pool:
         if self._fatal is not None:
             raise self._fatal
 
-    def _no_server(self) -> NoServer:
+    def _no_server(self, deadline_s: float) -> NoServer:
         troubles = "; ".join(f"{server.url}: {server.trouble or 'no answer yet'}" for server in self.servers)
-        return NoServer(f"no answer within runtime.vllm.deadline_s = {self._deadline_s:g} s: {troubles}")
+        return NoServer(f"runtime.vllm.servers: no answer within {deadline_s:g} s: {troubles}")
 
 
 def _naming(server: Server, error: ValueError) -> ValueError:

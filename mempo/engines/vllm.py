@@ -125,6 +125,9 @@ class VLLMEngine:
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
         runtime, on_cpu = self._runtime, current_platform.is_cpu()
+        if on_cpu != (runtime.device == "cpu"):
+            kind = current_platform.device_type
+            raise ValueError(f"runtime.device: {runtime.device!r} is asked for, and this vLLM runs on {kind!r}")
         arguments = AsyncEngineArgs(
             model=str(policy),
             load_format="dummy",  # weights come in one way alone, ``_change``

@@ -30,11 +30,12 @@ from mempo.engines import (
     vllm_requests as requests,
 )
 from mempo.engines.decoding import Stops, make_stops
-from mempo.engines.routing import Ask, Pool, Server
+from mempo.engines.routing import Ask, NoServer, Pool, Server
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
 
 GENERATE = "/inference/v1/generate"
+OPENING_S = 60.0  # for the first answer of any server
 Result = TypeVar("Result")
 
 
@@ -57,7 +58,10 @@ class VLLMServers:
         self._ask: Ask = self._pool.ask
         atexit.register(self.close)
         try:
-            self.load(folder)
+            self._take(folder, min(OPENING_S, runtime.vllm.deadline_s))
+        except NoServer as error:  # a mistyped URL more likely than a server that will come: no retry
+            self.close()
+            raise ValueError(f"{error}; `mempo serve` starts some") from None
         except BaseException:
             self.close()
             raise
@@ -67,6 +71,9 @@ class VLLMServers:
 
         Raises ``StaleWeights`` where one does not run them, ``NoServer``, ``ValueError`` naming the URL.
         """
+        self._take(policy, self._runtime.vllm.deadline_s)
+
+    def _take(self, policy: Path, deadline_s: float) -> None:
         self.tokenizer: Any = loader.load_tokenizer(policy)
         outline = loader.load_outline(policy)
         self.window = loader.context_window(outline) - 1
@@ -76,7 +83,7 @@ class VLLMServers:
         self.policy_version = policy_version(policy)
         self._policy, self._base = policy, lora.base_of(policy)
         self._weights = f"{self.policy_version}-{uuid.uuid4().hex}"
-        self._run(self._pool.renew())
+        self._run(self._pool.renew(deadline_s))
 
     def base(self) -> BaseScorer | None:
         """See ``Engine``: the servers load the base's weights for each call, then the policy's."""

@@ -16,6 +16,7 @@ from mempo import storage
 from mempo.config import Lora, LossConfig, Optim
 from mempo.records import Sample
 from mempo.runtime import Runtime
+from mempo.services import ServiceError
 from mempo.trainers import Objective
 from mempo.trainers.gradient import check_samples
 from mempo.trainers.mailbox import Mailbox
@@ -83,7 +84,7 @@ class DeepSpeedTrainer:
         if code is not None:
             lines = (self._mailbox.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
             end = "\n".join(lines[-LOG_LINES:])
-            raise RuntimeError(f"trainer deepspeed: its ranks ended (code {code}); the end of their log:\n{end}")
+            raise ServiceError(f"trainer deepspeed: its ranks ended (code {code}); the end of their log:\n{end}")
 
 
 def _start(folder: Path, runtime: Runtime) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -160,7 +161,7 @@ def _open(folder: Path) -> Rank:
 
 def main(folder: Path) -> None:
     """Command 0 is to open. A gradient that is not finite leaves all as it was; any other error ends the ranks."""
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder, os.getppid()), daemon=True).start()
     mailbox = Mailbox(folder)
     speaks = os.environ["RANK"] == "0"
     rank: Rank | None = None
@@ -182,10 +183,16 @@ def main(folder: Path) -> None:
                 mailbox.answer(number, result)
 
 
-def _end_with_parent(folder: Path) -> None:
-    """Standard input is the parent's pipe: it ends when the parent lets go of it, or ends in whatever way."""
+def _end_with_parent(folder: Path, agent: int) -> None:
+    """Standard input is the parent's pipe: it ends when the parent lets go of it, or ends in whatever way.
+
+    torchrun's ``agent`` would go on for minutes, to agree with nobody on an end through files that are gone.
+    """
     sys.stdin.buffer.read()
-    shutil.rmtree(folder, ignore_errors=True)
+    if os.environ["RANK"] == "0":
+        if os.getppid() == agent:  # else it ended, and its number may be another's
+            os.kill(agent, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from mempo import storage
+from mempo.engines import Trained
 
 STATE, MOMENTS = "trainer.json", "trainer.safetensors"
+
+
+class _State(Trained):
+    step: NonNegativeInt
+    torch_rng: str
 
 
 def write(folder: Path, moments: dict[str, Tensor], *, policy_version: int, num_steps: int) -> None:
@@ -27,12 +34,21 @@ def write(folder: Path, moments: dict[str, Tensor], *, policy_version: int, num_
 
 
 def restore(folder: Path) -> int:
-    """Restore torch's random numbers; returns the number of steps made. 0 where ``folder`` has no state."""
+    """Restore torch's random numbers; returns the number of steps made.
+
+    0 where ``folder`` has no moments, as a published policy: training starts anew. Raises ``ValueError``.
+    """
     if not (folder / MOMENTS).exists():
         return 0
-    state = storage.read_json(folder / STATE)
-    torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch_rng"])), dtype=torch.uint8))
-    return int(state["step"])
+    path = folder / STATE
+    if not path.exists():
+        raise ValueError(f"{path} is missing beside {MOMENTS}")
+    state = _State.read(path)
+    try:
+        torch.set_rng_state(torch.tensor(list(bytes.fromhex(state.torch_rng)), dtype=torch.uint8))
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: torch_rng: {str(error).splitlines()[0]}") from error
+    return state.step
 
 
 def moments(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, str, Tensor]]:

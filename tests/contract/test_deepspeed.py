@@ -220,7 +220,6 @@ time.sleep(600)
 """
 
 
-@whole
 def test_ranks_end_with_a_killed_parent(policy: Path) -> None:
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", ORPHANS, str(policy)], cwd=root, stdout=subprocess.PIPE) as parent:

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from mempo import proof
 from mempo.engines import Engine, Generation, Sampling, open_engine
@@ -559,3 +560,10 @@ def _session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except ProcessLookupError:
         return None
+
+
+def test_vllm_runs_on_the_device_that_is_asked_for_or_says_so(tiny_policy: Path) -> None:
+    pytest.importorskip("vllm")
+    absent = "cpu" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(ValueError, match=rf"runtime\.device: '{absent}' is asked for, and this vLLM runs on"):
+        open_vllm(tiny_policy, device=absent)

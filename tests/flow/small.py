@@ -25,6 +25,7 @@ reward: {kind: f1, format_credit: 0.5}
 mem_reward: {}
 advantage: {mem_weight: 1.0}
 loss: {}
+lora: {}
 optim: {learning_rate: 1e-3}
 loop: {num_rounds: 6, questions_per_round: 2, group_size: 4, dev_every: 3}
 evaluation: {num_questions: 8}

@@ -42,6 +42,7 @@ def study(services: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert not list(home.iterdir()), "processes of the pool leave nothing in the home folder either"
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert "failed: easy/0/broken" in done.stderr and "without overflow" in done.stderr
+    assert "Traceback" not in done.stderr  # one line says it
     return root
 
 

@@ -88,6 +88,20 @@ def test_the_smoke_script_says_why_it_skips() -> None:
     assert smoke().startswith("gpu_smoke: skipped, torch ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--profile", "nowhere"), "nowhere/params.yaml: no such file"),
+        (("--set", "loop.group_sise=2"), "gpu_smoke: loop.group_sise: unknown key; did you mean group_size?"),
+    ],
+)
+def test_the_smoke_script_checks_its_settings_first(arguments: tuple[str, str], told: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_smoke.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr and done.stderr.startswith("gpu_smoke: ") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.server
 def test_the_smoke_script_on_a_cpu() -> None:

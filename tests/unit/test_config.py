@@ -116,6 +116,32 @@ def test_vllm_scores_at_temperature_one_alone(tmp_path: Path) -> None:
         load(tmp_path, text.replace(wrong, right))
 
 
+@pytest.mark.parametrize(
+    ("servers", "told"),
+    [
+        ("http://127.0.0.1:8000", "runtime.vllm.servers: expected a list, as in runtime.vllm.servers: [http://127"),
+        ("[127.0.0.1:8000]", "runtime.vllm.servers.0: expected http:// or https://, a host, a port up to 65535"),
+        ("['http://h:8000/v1']", "runtime.vllm.servers.0: expected http:// or https://"),
+        ("['http://h:1', 'http://h:65536']", "runtime.vllm.servers.1: expected http:// or https://"),
+        ("['http://h:0']", "runtime.vllm.servers.0: expected http:// or https://"),
+        ("['http://h?key=secret']", "runtime.vllm.servers.0: expected http:// or https://"),
+        (
+            "['http://me:secret@h:1']",
+            "runtime.vllm.servers.0: no user and password in a URL; the environment's VLLM_",
+        ),
+        ("['http://h', 'http://H:80/']", "runtime.vllm.servers.1: this server stands in the list already"),
+    ],
+)
+def test_servers_that_are_none_are_refused_and_no_secret_is_told(tmp_path: Path, servers: str, told: str) -> None:
+    message = refused(tmp_path, "{}", f"runtime.vllm.servers={servers}")
+    assert message.startswith(told) and "secret" not in message
+
+
+def test_servers_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    urls = ("http://127.0.0.1:8000", "https://gpu.example/", "http://[::1]:65535", "http://127.0.0.1:8001")
+    assert load(tmp_path, f"runtime: {{vllm: {{servers: {list(urls)}}}}}").runtime.vllm.servers == urls
+
+
 def test_a_context_that_cannot_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
     text = "model: {window: 255}\nsearch: {max_observation_tokens: 64}\nrollout: "
     text += "{max_prompt_tokens: 64, max_response_tokens: 64}"

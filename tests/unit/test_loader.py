@@ -50,6 +50,17 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
         loader.load_model(tmp_path, RUNTIME)
 
 
+@pytest.mark.parametrize("text", ["[]", '"x"', "null", "3"])
+def test_json_of_another_form_is_refused_by_folder(copy: Path, tmp_path: Path, text: str) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        folder = shutil.copytree(copy, tmp_path / name)
+        (folder / name).write_text(text)
+        model_loads = (loader.load_outline, lambda folder: loader.load_model(folder, RUNTIME))
+        for load in (loader.load_tokenizer,) if name.startswith("tokenizer") else model_loads:
+            with pytest.raises(ValueError, match=f"{folder}: no "):
+                load(folder)
+
+
 def test_a_half_written_weight_file_is_named(copy: Path) -> None:
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])

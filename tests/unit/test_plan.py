@@ -40,24 +40,36 @@ def states(total: int, trained: int, **options: object) -> list[float]:
 
 @pytest.mark.parametrize(
     ("stage", "per_weight"),
-    # 64 ranks and 7.5 billion weights are the paper's own example (arXiv 1910.02054, figure 1): 31.4, 16.6, 1.9 GB
-    [(1, 2 + 2 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)],
+    # 64 ranks and 7.5 billion weights are the paper's own example (arXiv 1910.02054, figure 1): 31.4, 16.6, 1.9 GB,
+    # with gradients of 2 bytes; here they add up in float32, and those of one pass lie beside them
+    [(1, 2 + 4 + 2 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)],
 )
 def test_states_by_zero_stage(stage: int, per_weight: float) -> None:
     total = 7_500_000_000
-    gathered = 2 * 10**9 if stage == 3 else 0
-    assert sum(states(total, total, ranks=64, stage=stage)) - gathered == pytest.approx(per_weight * total)
+    # weights gathered at a time; the bucket of gradients
+    beside = {1: 0, 2: 2 * 5e8, 3: 2 * 10**9 + 2 * 5e8}[stage]
+    assert sum(states(total, total, ranks=64, stage=stage)) - beside == pytest.approx(per_weight * total)
     paper = {1: 31.4, 2: 16.6, 3: 1.9}[stage]
-    assert per_weight * total / 1e9 == pytest.approx(paper, abs=0.05)
+    more = 4 if stage == 1 else 2 / 64
+    assert (per_weight - more) * total / 1e9 == pytest.approx(paper, abs=0.05)
+
+
+def test_gradients_of_deepspeed_in_float32_are_of_one_kind() -> None:
+    kept = Runtime(trainer="deepspeed", deepspeed=DeepSpeed(ranks=2, stage=1))
+    # 4 bytes a weight, and a bucket of 4 x 5e8
+    assert [part.bytes for part in state_parts(10**9, 10**9, kept)] == [4e9, 4e9 + 2e9, 6e9]
 
 
 def test_offload_moves_optimiser_and_weights_to_the_host() -> None:
     total = 10**9
-    assert states(total, total, ranks=2, stage=2, offload=True) == [2e9, 1e9, 0]
-    assert states(total, total, ranks=2, stage=3, offload=True) == [2e9, 1e9, 0]  # the weights are gathered ones
+    assert states(total, total, ranks=2, stage=2, offload=True) == [2e9, 2e9 + 1e9, 0]
+    # the weights are gathered ones, the gradients those of a bucket
+    assert states(total, total, ranks=2, stage=3, offload=True) == [2e9, 1e9, 0]
     kept = Runtime(trainer="deepspeed", dtype="bfloat16", deepspeed=DeepSpeed(ranks=2, stage=3, offload=True))
-    # each rank reads 4 bytes a weight; then 12 + 2 lie there
-    assert host_bytes(total, total, kept) == 2 * 4e9 + 14e9
+    # each rank reads 4 bytes a weight; then 12 + 2 lie there, and gradients twice, at stage 2 once
+    assert host_bytes(total, total, kept) == 2 * 4e9 + 22e9
+    kept = kept.model_copy(update={"deepspeed": DeepSpeed(ranks=2, stage=2, offload=True)})
+    assert host_bytes(total, total, kept) == 2 * 4e9 + 16e9
 
 
 def test_torch_keeps_float32_and_an_adapter_trains_little() -> None:
@@ -166,10 +178,15 @@ def test_the_profile_of_the_paper_has_its_sizes() -> None:
         ("runtime.vllm.tensor_parallel=8", "runtime.vllm.tensor_parallel: 28 attention heads do not divide by 8"),
         ("runtime.vllm.gpu_memory_utilization=0.06", "runtime.vllm.gpu_memory_utilization: the cache holds"),
         ("runtime.gradient_checkpointing=false", "runtime.gradient_checkpointing: update needs"),
-        ("runtime.deepspeed={ranks: 8, stage: 1}", None),
+        ("runtime.deepspeed={ranks: 8, stage: 1}", "runtime.deepspeed.stage: update needs"),
+        ("runtime.deepspeed={ranks: 8, stage: 2}", None),
         ("runtime.deepspeed={ranks: 2, stage: 1}", "runtime.deepspeed.stage: update needs"),
         ("optim.tokens_per_microbatch=262144", "optim.tokens_per_microbatch: update needs"),
-        ("rollout.max_turns=40", "rollout.max_turns: a trajectory takes up to 41536 tokens, the window holds 32768"),
+        ("rollout.max_turns=40", None),  # a trajectory of 41,536 tokens; the window holds 32,768
+        (
+            "rollout.max_response_tokens=20000",
+            "rollout.max_response_tokens: a turn takes up to 41024 tokens",
+        ),
         ("loss.kl_coef=0.1", None),
     ],
 )
@@ -177,5 +194,32 @@ def test_what_does_not_fit_is_named_and_ends_with_code_1(setting: str, told: str
     folder = str(ROOT / "params" / "qwen2.5-7b-8gpu")
     done = CliRunner().invoke(app, ["plan", "--root", folder, "--set", setting, "--tflops", "200"])
     assert done.exit_code == (1 if told else 0), done.output
+    assert (told or "seconds at 200 TFLOP/s x 8") in done.output
+
+
+def test_seconds_of_a_round_by_hand() -> None:
+    done = CliRunner().invoke(app, ["plan", "--root", str(ROOT / "params" / "qwen2.5-7b-8gpu"), "--tflops", "200"])
     # 2 P x 62,914,560 tokens forward and 8 P x 33,554,432 trained are 3.003e18, over 8 x 200e12
-    assert (told or "seconds at 200 TFLOP/s x 8  │      1,877") in done.output
+    assert "seconds at 200 TFLOP/s x 8                   │      1,877" in done.output
+
+
+def test_a_trajectory_longer_than_the_window_is_told_and_fits() -> None:
+    done = CliRunner().invoke(app, ["plan", "--root", str(ROOT)])
+    config = load_config(ROOT / "params.yaml")
+    assert longest_turn(config) <= config.model.window < longest_history(config)
+    assert done.exit_code == 0, done.output
+    # 128 + 2 x 64 + 64; 128 + 8 x 128 and a probe of 64
+    told = [line.split("│")[2].strip() for line in done.output.splitlines() if "tokens of the" in line]
+    assert told == ["320", "1,216", "1,024"]
+
+
+def test_all_that_was_said_is_one_turn_under_the_full_context() -> None:
+    config = Config.model_validate({"rollout": {"context": "full"}, "format": {"require_memory": False}})
+    (told,) = [line for line in plan(config, 80 * GIB).problems if "window" in line]
+    assert told.startswith(f"rollout.max_turns: a turn takes up to {longest_history(config)} tokens")
+
+
+@pytest.mark.parametrize("memory", ["inf", "nan"])
+def test_memory_that_is_no_number_is_refused(memory: str) -> None:
+    with pytest.raises(ValueError, match=f"--gpu-memory: expected GiB of one device, found {memory}"):
+        plan(Config(), float(memory))

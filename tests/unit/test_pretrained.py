@@ -47,6 +47,23 @@ def test_a_damaged_file_is_named_and_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.gguf"]
 
 
+def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for taken in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(ValueError, match=f"{taken}: is there already"):
+            pretrained.convert(tmp_path / "any.gguf", taken)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@shipped
+@pytest.mark.parametrize("size", [10, 40, 20_000])
+def test_a_cut_file_is_named(tmp_path: Path, size: int) -> None:
+    with pretrained.find_gguf(PACKAGE).open("rb") as whole:
+        (tmp_path / "cut.gguf").write_bytes(whole.read(size))
+    with pytest.raises(ValueError, match=r"cut\.gguf: "):
+        pretrained.convert(tmp_path / "cut.gguf", tmp_path / "model")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield pretrained.convert(pretrained.find_gguf(PACKAGE), tmp_path_factory.mktemp("smollm2") / "model")

@@ -12,7 +12,7 @@ import pytest
 
 from mempo import proof
 from mempo.config import LossConfig, Optim
-from mempo.engines import open_engine
+from mempo.engines import open_engine, policy_version
 from mempo.packing import chain
 from mempo.records import Sample
 from mempo.runtime import Runtime
@@ -66,6 +66,7 @@ def test_no_number_is_no_agreement(tiny_policy: Path, tmp_path: Path) -> None:
 
     class Silent:
         policy_version = 1
+        tokenizer = open_engine(folder, RUNTIME).tokenizer
 
         def logprobs(self, trees: Any) -> list[list[float]]:
             return [[float("nan")] * len(tree.targets) for tree in trees]
@@ -89,6 +90,32 @@ def test_a_folder_without_a_probe_proves_nothing(tiny_policy: Path) -> None:
 def test_a_probe_has_a_logprob_for_each_token_but_the_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 tokens have 2 log-probabilities, not 3"):
         proof.write(tmp_path, [1, 2, 3], [-1.0, -1.0, -1.0])
+
+
+WRONG = [
+    *("[]", '"x"', "null", "{}", '{"token_ids": [], "logprobs": []}', '{"token_ids": [3], "logprobs": []}'),
+    *('{"token_ids": [3, 4], "logprobs": []}', '{"token_ids": [3, 4], "logprobs": [-1.0, -1.0]}'),
+    '{"token_ids": [3, 4], "logprobs": [-1.0], "more": 1}',
+    *(f'{{"token_ids": [3, {token}], "logprobs": [-1.0]}}' for token in (-1, 512, 10**30, "true", "4.0", '"4"')),
+    *(f'{{"token_ids": [3, 4], "logprobs": [{value}]}}' for value in ("null", '"-1"', "NaN", "-Infinity", "-1e999")),
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_probe_is_named(tiny_policy: Path, tmp_path: Path, text: str) -> None:
+    engine = open_engine(tiny_policy, RUNTIME)
+    assert len(engine.tokenizer) <= 512
+    (tmp_path / proof.PROBE).write_text(text)
+    with pytest.raises(ValueError, match=rf"^{tmp_path / proof.PROBE}: .*$"):
+        proof.prove(engine, tmp_path, "float32")
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "true", '"3"', "null", "[]"])
+def test_a_version_that_is_no_whole_number_is_named(tmp_path: Path, value: str) -> None:
+    for text in (value, "{}", f'{{"policy_version": {value}}}'):
+        (tmp_path / "trainer.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"^{tmp_path / 'trainer.json'}: .*$"):
+            policy_version(tmp_path)
 
 
 def test_a_short_window_gets_a_short_probe(tiny_tokenizer: Any, tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mempo.engines import routing
+from mempo.engines import open_engine, routing
 from mempo.engines.routing import NoServer, Pool, Server
 from mempo.engines.vllm_replies import Unfinished
-from mempo.runtime import VLLM
+from mempo.runtime import VLLM, Runtime
 
 Answer = tuple[int, bytes]
 SILENT = (0, b"")  # the connection stays open and nothing comes
@@ -144,7 +145,8 @@ def test_no_server_is_an_error_inside_the_deadline_that_names_all() -> None:
             return str(caught.value)
 
     message = asyncio.run(run())
-    assert "runtime.vllm.deadline_s = 0.5 s" in message and "ConnectError" in message and "503: dead" in message
+    for part in ("runtime.vllm.servers: no answer within 0.5 s: ", "ConnectError", "503: dead"):
+        assert part in message
 
 
 def test_a_server_that_never_answers_ends_at_the_deadline() -> None:
@@ -294,3 +296,10 @@ def test_what_is_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"servers\.0"):
         VLLM(servers=(url,))
     assert VLLM(servers=("http://127.0.0.1:8000/", "https://[::1]:8000")).servers
+
+
+def test_a_mistyped_server_is_told_at_once_and_not_tried_again(tiny_policy: Path) -> None:
+    runtime = Runtime(engine="vllm", vllm=VLLM(servers=("http://127.0.0.1:9",), deadline_s=0.5))
+    told = r"^runtime\.vllm\.servers: no answer within 0\.5 s: http://127\.0\.0\.1:9: .*`mempo serve` starts some"
+    with pytest.raises(ValueError, match=told):
+        open_engine(tiny_policy, runtime)

@@ -36,8 +36,9 @@ class Run:
     """``serve`` in a thread, over servers of ``code``."""
 
     def __init__(
-        self, policy: Path, tmp_path: Path, patch: pytest.MonkeyPatch, code: str, count: int = 1, port: int = 0
-    ) -> None:
+        self, policy: Path, tmp_path: Path, patch: pytest.MonkeyPatch, code: str, count: int = 1, port: int = 0,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
         def program(model: Path, runtime: Runtime, *, window: int, host: str, port: int) -> list[str]:
             return [sys.executable, "-c", code, str(port)]
 
@@ -49,13 +50,13 @@ class Run:
         self.stop = threading.Event()
         self.port = port or free_ports(count)
         self.arguments: dict[str, Any] = {"count": count, "host": "127.0.0.1", "port": self.port}
-        self.policy, self.logs = policy, tmp_path / "logs"
+        self.policy, self.logs, self.runtime = policy, tmp_path / "logs", Runtime(device=device)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            serving.serve(self.policy, Runtime(), self.logs, say=self.said.append, stop=self.stop, **self.arguments)
+            serving.serve(self.policy, self.runtime, self.logs, say=self.said.append, stop=self.stop, **self.arguments)
         except Exception as error:
             self.error = error
 
@@ -105,6 +106,7 @@ def test_a_server_that_died_starts_again_with_nothing_left_of_the_former(
 def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     run = Run(tiny_policy, tmp_path, monkeypatch, "print('line\\n' * 50); raise SystemExit('no memory')")
     run.thread.join(60)
     assert isinstance(run.error, ServiceError)
@@ -134,6 +136,25 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(
         run = Run(tiny_policy, tmp_path, monkeypatch, SERVER, port=other.getsockname()[1])
         run.thread.join(60)
     assert isinstance(run.error, ValueError) and f"--port {run.port}: Address already in use" in str(run.error)
+
+
+def test_a_port_past_the_last_one_is_named(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tiny_policy, tmp_path, monkeypatch, SERVER, count=2, port=65535)
+    run.thread.join(60)
+    assert isinstance(run.error, ValueError) and str(run.error).startswith("--port")
+    assert children() == []
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    count = torch.cuda.device_count() + 1
+    run = Run(tiny_policy, tmp_path, monkeypatch, SERVER, count=count, device="cuda")
+    run.thread.join(60)
+    told = f"runtime.device: 'cuda': {count} GPUs are needed here, torch finds {count - 1}"
+    assert isinstance(run.error, ValueError) and str(run.error) == told and not run.logs.exists()
 
 
 def test_a_folder_that_is_no_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +189,8 @@ def test_each_server_has_gpus_of_its_own() -> None:
     assert second["CUDA_VISIBLE_DEVICES"] == "3,1" and second["VLLM_API_KEY"] == "k"
     with pytest.raises(ValueError, match="names 4 GPUs, 6 are needed"):
         vllm_program.environment(runtime, 2, named)
+    with pytest.raises(ValueError, match="names 0 GPUs, 2 are needed"):
+        vllm_program.environment(runtime, 0, {"CUDA_VISIBLE_DEVICES": ""})
     assert "CUDA_VISIBLE_DEVICES" not in vllm_program.environment(Runtime(), 1, {})
 
 

@@ -65,6 +65,32 @@ def test_adapters_by_hand() -> None:
 def test_what_is_not_known_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.path: nobody/nothing: neither"):
         shape_of(Model(path="nobody/nothing"))
+    with pytest.raises(ValueError, match=r"smollm2/pretrained: .*`mempo convert` makes one, `make smollm2`"):
+        shape_of(Model(path=str(tmp_path / "smollm2" / "pretrained")))
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ValueError, match="model_type 'mamba'; sizes are known of llama"):
         shape_of(Model(path=str(tmp_path)))
+
+
+SIZES = {
+    "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], "expected a model's config, found list"),
+        (SIZES | {"hidden_size": None}, "hidden_size: expected a whole number above 0, found None"),
+        (SIZES | {"num_attention_heads": 0}, "num_attention_heads: expected a whole number above 0, found 0"),
+        (SIZES | {"vocab_size": "300"}, "vocab_size: expected a whole number above 0, found '300'"),
+        (SIZES | {"num_key_value_heads": 1.5}, "num_key_value_heads: expected a whole number above 0, found 1.5"),
+    ],
+)
+def test_a_config_without_sizes_is_named_with_the_key(tmp_path: Path, values: object, told: str) -> None:
+    known = values | {"model_type": "llama"} if isinstance(values, dict) else values
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError) as caught:
+        shape_of(Model(path=str(tmp_path)))
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {told}"

@@ -14,7 +14,8 @@ from mempo.config import LossConfig, Optim
 from mempo.engines import loader
 from mempo.loss import token_logprobs
 from mempo.runtime import Runtime
-from mempo.trainers import gradient as sharing
+from mempo.storage import read_json, write_json
+from mempo.trainers import gradient as sharing, state
 from mempo.trainers.gradient import learning_rate, microbatches, passes
 from mempo.trainers.torch_trainer import TorchTrainer
 from tests.contract.test_trainers import OPTIM, gradient, make_sample
@@ -84,6 +85,32 @@ def test_moments_of_other_weights_are_refused(tiny_policy: Path, tmp_path: Path)
     save_file({f"x.{name}": value for name, value in moments.items()}, tmp_path / "p" / "trainer.safetensors")
     with pytest.raises(ValueError, match=r"trainer\.safetensors: x\..* does not belong to the weights"):
         TorchTrainer(tmp_path / "p", OPTIM, LossConfig(), RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        *(({"step": value}, "step: Input should be") for value in (-1, 1.5, "1", None)),
+        *(({"policy_version": value}, "policy_version: Input should be") for value in (-1, True)),
+        *(({"torch_rng": value}, "torch_rng: ") for value in ("", "ff", "no hex", 3)),
+    ],
+)
+def test_a_wrong_trainer_state_is_named(tmp_path: Path, values: dict[str, Any], said: str) -> None:
+    state.write(tmp_path, {}, policy_version=1, num_steps=1)
+    assert state.restore(tmp_path) == 1
+    write_json(tmp_path / "trainer.json", read_json(tmp_path / "trainer.json") | values)
+    with pytest.raises(ValueError, match=rf"^{tmp_path / 'trainer.json'}: {said}.*$"):
+        state.restore(tmp_path)
+
+
+def test_moments_need_their_state_and_a_published_policy_has_none(tmp_path: Path) -> None:
+    state.write(tmp_path, {}, policy_version=1, num_steps=1)
+    (tmp_path / "trainer.json").rename(tmp_path / "aside")
+    with pytest.raises(ValueError, match=r"trainer\.json is missing beside trainer\.safetensors"):
+        state.restore(tmp_path)
+    (tmp_path / "aside").rename(tmp_path / "trainer.json")
+    (tmp_path / "trainer.safetensors").unlink()
+    assert state.restore(tmp_path) == 0
 
 
 def test_a_model_that_bends_its_logits_is_refused(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
