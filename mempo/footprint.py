@@ -149,7 +149,7 @@ def host_bytes(total: int, trained: int, runtime: Runtime) -> float:
     if runtime.trainer == "torch":
         return 0.0
     weights = number_size(runtime) * total if options.stage == 3 else 0
-    states = 12.0 + (8 if options.stage == 3 else 4)  # the gradients, at stage 3 where they add up and once for AdamW
+    states = 20.0 if options.stage == 3 else 16.0  # stage 3 adds gradients up there too, beside those for AdamW
     return 4.0 * total * options.ranks + (states * trained + weights if options.offload else 0.0)
 
 

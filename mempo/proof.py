@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, model_validator
 
 from mempo import storage
 from mempo.engines import Engine, policy_version
@@ -33,14 +33,14 @@ class StaleWeights(ServiceError):
 
 
 class _Probe(BaseModel, extra="forbid", strict=True):
-    token_ids: list[NonNegativeInt]
+    token_ids: list[NonNegativeInt] = Field(min_length=2)
     logprobs: list[FiniteFloat]
 
     @model_validator(mode="after")
     def _lengths(self) -> _Probe:
         tokens, found = len(self.token_ids), len(self.logprobs)
-        if tokens < 2 or found != tokens - 1:
-            raise ValueError(f"{tokens} tokens have {tokens - 1} log-probabilities, not {found}; at least 2 tokens")
+        if found != tokens - 1:
+            raise ValueError(f"{tokens} tokens have {tokens - 1} log-probabilities, not {found}")
         return self
 
 
@@ -51,7 +51,7 @@ def probe_ids(tokenizer: Any) -> list[int]:
 
 def write(folder: Path, token_ids: list[int], logprobs: list[float]) -> None:
     """``logprobs``: of ``token_ids[1:]``, each given all before it, at temperature 1, by the weights in ``folder``."""
-    probe = _checked(folder / PROBE, {"token_ids": token_ids, "logprobs": logprobs})
+    probe = storage.checked_as(_Probe, {"token_ids": token_ids, "logprobs": logprobs}, folder / PROBE)
     storage.write_json(folder / PROBE, probe.model_dump())
 
 
@@ -72,7 +72,7 @@ def prove(engine: Engine, folder: Path, dtype: str) -> None:
     path = folder / PROBE
     if not path.exists():
         return
-    probe = _checked(path, storage.read_json(path))
+    probe = storage.read_as(_Probe, path)
     if unknown := set(probe.token_ids) - set(engine.tokenizer.get_vocab().values()):
         raise ValueError(f"{path}: token_ids: the tokenizer has no token {min(unknown)}")
     (found,) = engine.logprobs([chain(probe.token_ids, 1)])
@@ -84,11 +84,3 @@ def prove(engine: Engine, folder: Path, dtype: str) -> None:
             f"{policy_version(folder)}): log-probabilities of the probe differ by up to {largest:.3g}, "
             f"{TOLERANCE[dtype]:g} is allowed in {dtype}"
         )
-
-
-def _checked(path: Path, values: Any) -> _Probe:
-    try:
-        return _Probe.model_validate(values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise ValueError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from None

@@ -11,8 +11,7 @@ from mempo.sections import Count, Section
 
 SERVERS = "runtime.vllm.servers"
 AS_IN = f"as in {SERVERS}: [http://127.0.0.1:8000]"
-# Scheme, host, port.
-BASE_URL = re.compile(r"(https?)://(\[[0-9a-fA-F:]+\]|[^/?#\s:\[\]]+)(?::(\d{1,5}))?/?")
+BASE_URL = re.compile(r"(https?)://(\[[0-9a-fA-F:]+\]|[^/?#\s:\[\]]+)(?::([0-9]{1,5}))?/?")  # scheme, host, port
 
 
 def _servers(urls: Any) -> tuple[str, ...]:

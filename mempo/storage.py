@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
 from mempo import arrow
 
 Record = TypeVar("Record")
+M = TypeVar("M", bound=BaseModel)
 
 
 # --- whole or not at all ---------------------------------------------------------------------------------------------
@@ -131,6 +134,20 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
     except ValueError as error:
         raise ValueError(f"{path}: not whole JSON: {error}") from error
+
+
+def read_as(kind: type[M], path: Path) -> M:
+    """A model from a JSON file. Raises ``ValueError`` naming the file and the field that is not of its form."""
+    return checked_as(kind, read_json(path), path)
+
+
+def checked_as(kind: type[M], values: Any, path: Path) -> M:
+    """A model from what stands, or is to stand, in ``path``; see ``read_as``."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ValueError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from None
 
 
 # --- records as Parquet ----------------------------------------------------------------------------------------------

@@ -10,11 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ValidationError
 
 from mempo import storage
 from mempo.evaluation import EvaluationRow
@@ -23,7 +21,6 @@ from mempo.matrix import Asked, Cell, Made
 from mempo.resampling import compare, cost_ratios, holm, interval
 
 FILES = ("cell.json", "rounds.parquet", "evaluation.parquet", "rewards.parquet")
-M = TypeVar("M", bound=BaseModel)
 SMOOTHED = 3  # rounds in the running mean that decides when a target is reached
 
 
@@ -37,7 +34,7 @@ def read_cells(folder: Path) -> pd.DataFrame:
         for name in FILES:
             if not (path.parent / name).exists():
                 raise FileNotFoundError(f"{path.parent / name} is missing; `mempo ablate` makes the cell again")
-        found.append(_read_as(Made, path).model_dump() | {"folder": str(path.parent)})
+        found.append(storage.read_as(Made, path).model_dump() | {"folder": str(path.parent)})
     if not found:
         raise FileNotFoundError(f"{folder}: no finished cell in it; `mempo ablate` makes them")
     return pd.DataFrame(found)
@@ -48,19 +45,10 @@ def is_made(cell: Cell, run: str) -> bool:
     if not all((cell.folder / name).exists() for name in FILES):
         return False
     try:
-        made = _read_as(Made, cell.folder / "cell.json")
+        made = storage.read_as(Made, cell.folder / "cell.json")
     except ValueError:
         return False
     return (made.run, made.shared) == (run, cell.shared)
-
-
-def _read_as(kind: type[M], path: Path) -> M:
-    try:
-        return kind.model_validate(storage.read_json(path))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ValueError(f"{path}: not written by this version: {where} {problem['msg']}".replace("  ", " ")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +71,7 @@ def read(folder: Path) -> Study:
     cells, asked = read_cells(folder), folder / "study.json"
     if not asked.exists():
         raise FileNotFoundError(f"{asked} is missing; `mempo ablate` writes it")
-    told = _read_as(Asked, asked)
+    told = storage.read_as(Asked, asked)
     cells = cells[cells["variant"].isin(told.variants)]  # others were asked for once, and are no longer
     for mix, of_mix in cells.groupby("mix", sort=False):
         if str(mix) not in told.targets:

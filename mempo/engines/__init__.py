@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt
 
 from mempo import storage
 from mempo.packing import TokenTree
@@ -134,21 +134,11 @@ class Trained(BaseModel, strict=True):
 
     policy_version: NonNegativeInt
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Raises ``ValueError`` naming the file where it is of another form."""
-        values = storage.read_json(path)
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise ValueError(": ".join([str(path), *map(str, problem["loc"]), problem["msg"]])) from None
-
 
 def policy_version(folder: Path | str) -> int:
     """The version that a trainer wrote beside the weights; 0 for a model that was never trained here."""
     path = Path(folder) / "trainer.json"
-    return Trained.read(path).policy_version if path.exists() else 0
+    return storage.read_as(Trained, path).policy_version if path.exists() else 0
 
 
 def engine_of(model: Any, tokenizer: Any) -> Engine:

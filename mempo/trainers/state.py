@@ -43,7 +43,7 @@ def restore(folder: Path) -> int:
     path = folder / STATE
     if not path.exists():
         raise ValueError(f"{path} is missing beside {MOMENTS}")
-    state = _State.read(path)
+    state = storage.read_as(_State, path)
     try:
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(state.torch_rng)), dtype=torch.uint8))
     except (ValueError, RuntimeError) as error:

@@ -239,10 +239,10 @@ def test_a_variant_that_is_no_longer_asked_for_is_left_out(tmp_path: Path) -> No
 def test_a_file_that_is_no_cell_or_no_study_is_named(tmp_path: Path, text: str) -> None:
     write_cell(tmp_path, "grpo", 0, [0.0], [0.1])
     (tmp_path / "study.json").write_text(text)
-    with pytest.raises(ValueError, match=r"study\.json: not written by this version"):
+    with pytest.raises(ValueError, match=r"study\.json: "):
         study.read(tmp_path)
     (tmp_path / "easy" / "seed_0" / "grpo" / "cell.json").write_text(text)
-    with pytest.raises(ValueError, match=r"cell\.json: not written by this version"):
+    with pytest.raises(ValueError, match=r"cell\.json: "):
         study.read(tmp_path)
 
 
