@@ -142,6 +142,7 @@ def _defaults(state: Path) -> dict[str, str]:
     return {
         "MEMPO_STATE": str(state),
         "DO_NOT_TRACK": "true",
+        "VLLM_CACHE_ROOT": f"{state}/vllm",
         # Threads that wait asleep: spinning ones slow each other down as soon as another program wants a core.
         "OMP_WAIT_POLICY": "PASSIVE",
         "PREFECT_HOME": f"{state}/prefect",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,10 @@ import pytest
 from hypothesis import settings
 
 from tests.tiny import make_policy, make_tokenizer
+
+# vLLM writes what it learns of a model's class into the home folder, unless told.
+_CACHE = tempfile.TemporaryDirectory(prefix="mempo-vllm-", ignore_cleanup_errors=True)
+os.environ["VLLM_CACHE_ROOT"] = _CACHE.name
 
 # No test asserts a time: a busy machine would fail it.
 settings.register_profile("mempo", deadline=None)
