@@ -11,10 +11,9 @@ from typing import Literal
 from mempo.config import Config
 from mempo.runtime import Runtime
 from mempo.shapes import Shape, num_parameters
+from mempo.vllm_program import GIB, MAX_STEP_TOKENS
 
-GIB = 2**30
 PIECE = 2**24  # numbers in the logits of one piece of a micro-batch (trainers/gradient.py)
-STEP_TOKENS = 2048  # whose logits vLLM holds at once while it scores (engines/vllm.py)
 LIVE = 10**9  # weights that ZeRO stage 3 gathers at a time: stage3_max_live_parameters in DeepSpeed's documentation
 BUCKET = 5 * 10**8  # numbers of the gradient that ZeRO adds up over the ranks at a time: reduce_bucket_size, there too
 
@@ -74,7 +73,7 @@ def engine_parts(shape: Shape, config: Config, memory: float) -> list[Part]:
     if runtime.vllm.servers:
         return []
     weights /= runtime.vllm.tensor_parallel
-    logits = 4.0 * STEP_TOKENS * shape.vocab
+    logits = 4.0 * MAX_STEP_TOKENS * shape.vocab
     left = runtime.vllm.gpu_memory_utilization * memory - weights - logits
     cache = float(runtime.vllm.kv_cache_gib * GIB) if runtime.device == "cpu" else max(0.0, left)
     return [

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from mempo.config import Config
 from mempo.footprint import (
-    GIB,
     WARMSTART,
     Part,
     cache_setting,
@@ -23,6 +22,7 @@ from mempo.footprint import (
 )
 from mempo.scoring import needs_reference
 from mempo.shapes import Shape, num_parameters, num_trained, shape_of
+from mempo.vllm_program import GIB
 
 # A GPU's context, NCCL's buffers and what an allocator cannot use; an allowance, not a measurement.
 RESERVE = 2 * GIB

@@ -100,8 +100,8 @@ def plan(
     from rich.console import Console
 
     from mempo import plan as plans
-    from mempo.footprint import GIB
     from mempo.params import load_config
+    from mempo.vllm_program import GIB
 
     memory = gpu_memory * GIB
     made = plans.plan(load_config(root / "params.yaml", settings or ()), memory)

@@ -19,8 +19,13 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for ``work`` here, whatever else this thread has to do."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Wait for ``work`` here, whatever else this thread has to do; an interrupt of the wait ends the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     async def ask(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Await ``work`` from another loop; a cancellation there reaches it."""
@@ -30,8 +35,12 @@ class BackgroundLoop:
         """End what is going on; those who wait for it are told so."""
         self.run(_cancel_others())
 
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
     def close(self) -> None:
-        if not self._loop.is_closed():
+        if not self.closed:
             self.cancel_all()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -56,6 +56,14 @@ class Stops:
         return "stop" if any(stop in text for stop in self.texts) else None
 
 
+def room(prompt_ids: Sequence[int], sampling: Sampling, window: int) -> int:
+    """Tokens that may be sampled after a prompt. Raises ``ValueError`` where not a single one fits."""
+    left = min(sampling.max_tokens, window - len(prompt_ids))
+    if not prompt_ids or left < 1:
+        raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room in a window of {window}")
+    return left
+
+
 def make_stops(tokenizer: Any, end_ids: frozenset[int], texts: tuple[str, ...]) -> Stops:
     last = {text[-1] for text in texts}
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))

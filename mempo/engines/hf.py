@@ -14,7 +14,7 @@ import torch
 from mempo import lora, proof
 from mempo.engines import BaseScorer, Generation, Sampling, loader, policy_version
 from mempo.engines.decoders import PaddedDecoder, PlainDecoder
-from mempo.engines.decoding import Decoder, Row, Stops, decode, make_stops
+from mempo.engines.decoding import Decoder, Row, Stops, decode, make_stops, room
 from mempo.engines.scoring import check_targets, packed_logprobs, padded_logprobs
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
@@ -73,14 +73,12 @@ class HFEngine:
 
     async def generate(self, prompt_ids: list[int], *, seed: int, sampling: Sampling) -> Generation:
         """One turn after ``prompt_ids``. Raises ``ValueError`` where the window has no room for a single token."""
-        room = min(sampling.max_tokens, self.window - len(prompt_ids))
-        if not prompt_ids or room < 1:
-            raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room in a window of {self.window}")
+        left = room(prompt_ids, sampling, self.window)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         if not self._pending:
             loop.call_soon(self._flush)
-        self._pending.append((Row(list(prompt_ids), seed, room), sampling, future))
+        self._pending.append((Row(list(prompt_ids), seed, left), sampling, future))
         return await future
 
     def logprobs(

@@ -14,23 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from mempo import lora, proof
+from mempo import lora, proof, vllm_program as program
 from mempo.engines import BaseScorer, Generation, Sampling, loader, policy_version, swapped, vllm_requests as requests
 from mempo.engines.background import BackgroundLoop
 from mempo.engines.decoding import make_stops
+from mempo.engines.vllm_replies import Places
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
-
-GIB = 2**30
-# vLLM makes the logits of every prompt token that one step scores: 2,048 of 150,000 numbers are 1.2 GB.
-MAX_STEP_TOKENS = 2048
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else two engines on a machine would share the same cores
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 class VLLMEngine:
@@ -105,11 +95,7 @@ class VLLMEngine:
 
         Raises ``ValueError`` for a temperature other than 1, a target at a root, a tree deeper than the window.
         """
-        paths = requests.score_paths(trees, temperature=temperature, window=self.window)
-        prompts = [[trees[number].token_ids[index] for index in path] for number, path in paths]
-        answers = self._loop.run(self._ask_all(prompts, requests.scoring_fields()))
-        places = [[p and {t: v.logprob for t, v in p.items()} for p in answer.prompt_logprobs] for answer in answers]
-        return requests.target_logprobs(trees, paths, places)
+        return requests.scored(trees, self._score, temperature=temperature, window=self.window)
 
     def close(self) -> None:
         """End vLLM's processes and the thread. The end of the program does it too."""
@@ -134,15 +120,13 @@ class VLLMEngine:
             dtype=runtime.dtype,
             max_model_len=self.window + 1,
             max_num_seqs=runtime.max_batch,
-            max_num_batched_tokens=max(MAX_STEP_TOKENS, runtime.max_batch, self.window + 1 if on_cpu else 0),
-            # On a CPU a seeded request whose prompt is read in pieces ends vLLM 0.32: it sets the generator's offset
-            # back, and generators of the CPU have none.
+            max_num_batched_tokens=program.step_tokens(runtime, self.window + 1, on_cpu=on_cpu),
             enable_chunked_prefill=not on_cpu,
             # vLLM would start a second process on a CPU, to bind its threads to cores; it costs as long as the first.
             distributed_executor_backend=UniProcExecutor if on_cpu and runtime.vllm.tensor_parallel == 1 else None,
             tensor_parallel_size=runtime.vllm.tensor_parallel,
             gpu_memory_utilization=runtime.vllm.gpu_memory_utilization,
-            kv_cache_memory_bytes=runtime.vllm.kv_cache_gib * GIB if on_cpu else None,
+            kv_cache_memory_bytes=runtime.vllm.kv_cache_gib * program.GIB if on_cpu else None,
             enforce_eager=on_cpu,
             enable_prefix_caching=True,
             enable_sleep_mode=not on_cpu,
@@ -173,6 +157,10 @@ class VLLMEngine:
         answers = self._llm.generate({"prompt_token_ids": prompt_ids}, wanted, str(next(self._names)))
         return [answer async for answer in answers][-1]
 
+    def _score(self, prompts: list[list[int]]) -> list[Places]:
+        answers = self._loop.run(self._ask_all(prompts, requests.scoring_fields()))
+        return [[p and {t: v.logprob for t, v in p.items()} for p in answer.prompt_logprobs] for answer in answers]
+
     async def _ask_all(self, prompts: Sequence[list[int]], fields: dict[str, Any]) -> list[Any]:
         return await asyncio.gather(*(self._ask(prompt, fields) for prompt in prompts))
 
@@ -184,7 +172,7 @@ class VLLMEngine:
 
 
 def _import_vllm() -> None:
-    for name, value in ENVIRONMENT.items():
+    for name, value in ({"VLLM_LOGGING_LEVEL": "ERROR"} | program.QUIET).items():
         os.environ.setdefault(name, value)
     try:
         import vllm  # noqa: F401

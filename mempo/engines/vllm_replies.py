@@ -65,7 +65,7 @@ class ServerError(Unfinished):
 
 
 Model = TypeVar("Model", bound=BaseModel)
-Places = list[dict[int, float] | None]
+Places = list[dict[int, float] | None]  # at each place of a prompt {token id: log-probability}; None at the first
 
 
 def sampled(content: bytes, weights: str, vocabulary: int) -> tuple[list[int], list[float]]:

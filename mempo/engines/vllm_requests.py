@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mempo.engines import Generation, Sampling
+from mempo.engines import Generation, Sampling, decoding
 from mempo.engines.decoding import Stops
 from mempo.engines.scoring import check_targets
+from mempo.engines.vllm_replies import Places
 from mempo.packing import TokenTree
 
 MAX_SEED = 2**63 - 1  # vLLM takes signed seeds of 64 bits
@@ -44,10 +45,8 @@ def scoring_fields() -> dict[str, Any]:
 
 
 def room(prompt_ids: Sequence[int], sampling: Sampling, window: int) -> int:
-    """Tokens that may be sampled. Raises ``ValueError`` where not a single one fits, and for a negative token id."""
-    left = min(sampling.max_tokens, window - len(prompt_ids))
-    if not prompt_ids or left < 1:
-        raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room in a window of {window}")
+    """``decoding.room``. Raises ``ValueError`` for a negative token id too."""
+    left = decoding.room(prompt_ids, sampling, window)
     if min(prompt_ids) < 0:  # vLLM checks the other end alone, and its worker would die of it
         raise ValueError(f"{min(prompt_ids)} is no token id")
     return left
@@ -68,6 +67,18 @@ def generation(token_ids: Sequence[int], logprobs: Sequence[float], stops: Stops
     if len(token_ids) != max_tokens:
         raise ValueError(f"vLLM gave {len(token_ids)} of {max_tokens} tokens, and nothing in them ends a turn")
     return Generation(list(token_ids), list(logprobs), "length")
+
+
+def scored(
+    trees: Sequence[TokenTree],
+    ask: Callable[[list[list[int]]], Sequence[Places]],
+    *,
+    temperature: float,
+    window: int,
+) -> list[list[float]]:
+    """``Engine.logprobs``, where ``ask`` gives ``Places`` for each of some prompts. Raises as ``score_paths`` does."""
+    paths = score_paths(trees, temperature=temperature, window=window)
+    return target_logprobs(trees, paths, ask([[trees[number].token_ids[i] for i in path] for number, path in paths]))
 
 
 def score_paths(trees: Sequence[TokenTree], *, temperature: float, window: int) -> list[tuple[int, list[int]]]:
@@ -96,11 +107,9 @@ def score_paths(trees: Sequence[TokenTree], *, temperature: float, window: int) 
 def target_logprobs(
     trees: Sequence[TokenTree],
     paths: Sequence[tuple[int, list[int]]],
-    prompt_logprobs: Sequence[Sequence[Mapping[int, float] | None]],
+    prompt_logprobs: Sequence[Places],
 ) -> list[list[float]]:
-    """Each tree's values in the order of its targets, from vLLM's ``{token id: log-probability}`` at each prompt place
-    (None at the first).
-    """
+    """Each tree's values in the order of its targets."""
     found: list[dict[int, float]] = [{} for _ in trees]
     for (number, path), places in zip(paths, prompt_logprobs, strict=True):
         tree, wanted = trees[number], set(trees[number].targets)

@@ -10,13 +10,12 @@ import asyncio
 import atexit
 import copy
 import os
-import threading
 import uuid
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from mempo import lora, proof
 from mempo.engines import (
@@ -29,14 +28,14 @@ from mempo.engines import (
     vllm_replies as replies,
     vllm_requests as requests,
 )
-from mempo.engines.decoding import Stops, make_stops
+from mempo.engines.background import BackgroundLoop
+from mempo.engines.decoding import make_stops
 from mempo.engines.routing import Ask, NoServer, Pool, Server
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
 
 GENERATE = "/inference/v1/generate"
 OPENING_S = 60.0  # for the first answer of any server
-Result = TypeVar("Result")
 
 
 class VLLMServers:
@@ -49,21 +48,17 @@ class VLLMServers:
 
     def __init__(self, folder: Path, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._stops: dict[tuple[str, ...], Stops] = {}
-        self._loop = asyncio.new_event_loop()  # its own: steps come with an event loop each, or with none
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-servers", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop("vllm-servers")  # steps come with an event loop each, or with none
         self._thread_of_proofs = ThreadPoolExecutor(1)  # a proof waits for what runs in the loop
-        self._pool: Pool = self._run(self._open())
+        self._pool: Pool = self._loop.run(self._open())
         self._ask: Ask = self._pool.ask
         atexit.register(self.close)
         try:
             self._take(folder, min(OPENING_S, runtime.vllm.deadline_s))
-        except NoServer as error:  # a mistyped URL more likely than a server that will come: no retry
+        except BaseException as error:
             self.close()
-            raise ValueError(f"{error}; `mempo serve` starts some") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, NoServer):  # a mistyped URL more likely than a server that will come: no retry
+                raise ValueError(f"{error}; `mempo serve` starts some") from None
             raise
 
     def load(self, policy: Path) -> None:
@@ -79,11 +74,11 @@ class VLLMServers:
         self.window = loader.context_window(outline) - 1
         self._vocabulary = int(outline.config.get_text_config().vocab_size)
         self._end_ids = loader.end_ids(outline, self.tokenizer)
-        self._stops.clear()
+        self._stops_for = cache(partial(make_stops, self.tokenizer, self._end_ids))
         self.policy_version = policy_version(policy)
         self._policy, self._base = policy, lora.base_of(policy)
         self._weights = f"{self.policy_version}-{uuid.uuid4().hex}"
-        self._run(self._pool.renew(deadline_s))
+        self._loop.run(self._pool.renew(deadline_s))
 
     def base(self) -> BaseScorer | None:
         """See ``Engine``: the servers load the base's weights for each call, then the policy's."""
@@ -104,8 +99,7 @@ class VLLMServers:
             token_ids, logprobs = replies.sampled(content, self._weights, self._vocabulary)
             return requests.generation(token_ids, logprobs, stops, max_tokens=room)
 
-        answer = asyncio.run_coroutine_threadsafe(self._ask(GENERATE, body, read), self._loop)
-        return await asyncio.wrap_future(answer)
+        return await self._loop.ask(self._ask(GENERATE, body, read))
 
     def logprobs(
         self,
@@ -118,21 +112,20 @@ class VLLMServers:
 
         Raises ``ValueError`` for a temperature other than 1, a target at a root, a tree deeper than the window.
         """
-        paths = requests.score_paths(trees, temperature=temperature, window=self.window)
-        prompts = [[trees[number].token_ids[index] for index in path] for number, path in paths]
-        return requests.target_logprobs(trees, paths, self._run(self._score(prompts)))
+        return requests.scored(trees, self._score, temperature=temperature, window=self.window)
 
     def close(self) -> None:
         """End the connections and the thread. The servers go on."""
         atexit.unregister(self.close)
-        if self._thread.is_alive():
-            self._run(self._pool.close())
+        if not self._loop.closed:
+            self._loop.run(self._pool.close())
             self._thread_of_proofs.shutdown()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
             self._loop.close()
 
-    async def _score(self, prompts: Sequence[list[int]]) -> list[replies.Places]:
+    def _score(self, prompts: list[list[int]]) -> list[replies.Places]:
+        return self._loop.run(self._ask_all(prompts))
+
+    async def _ask_all(self, prompts: list[list[int]]) -> list[replies.Places]:
         def one(prompt: list[int]) -> Coroutine[Any, Any, replies.Places]:
             body = {"token_ids": prompt, "sampling_params": requests.scoring_fields()}
             return self._ask(GENERATE, body, lambda content: replies.scored(content, self._weights, prompt))
@@ -166,7 +159,7 @@ class VLLMServers:
             raise replies.Unfinished("other requests hold the prefix cache of the former weights")
         try:
             prove = partial(proof.prove, one, self._policy, self._runtime.dtype)
-            await self._loop.run_in_executor(self._thread_of_proofs, prove)
+            await asyncio.get_running_loop().run_in_executor(self._thread_of_proofs, prove)
         except proof.StaleWeights as error:
             raise proof.StaleWeights(f"{server.url}: {error}") from None
         await pool.send(server, "/update_weight_version", {"new_version": weights})
@@ -187,16 +180,3 @@ class VLLMServers:
         one._ask = self._pool.only(server)
         one._weights = f"{self._weights}-unproven"
         return one
-
-    def _stops_for(self, texts: tuple[str, ...]) -> Stops:
-        if texts not in self._stops:
-            self._stops[texts] = make_stops(self.tokenizer, self._end_ids, texts)
-        return self._stops[texts]
-
-    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C while waiting: the servers need not go on
-            raise

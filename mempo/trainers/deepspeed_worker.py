@@ -25,8 +25,9 @@ from mempo.runtime import Runtime
 from mempo.trainers import Objective, deepspeed_engine, state
 from mempo.trainers.deepspeed_engine import MOMENTS
 from mempo.trainers.deepspeed_trainer import START
-from mempo.trainers.gradient import MicrobatchLoss, check_head, checkpoint_layers, learning_rate, passes
+from mempo.trainers.gradient import MicrobatchLoss, aligned, dot, learning_rate, passes
 from mempo.trainers.mailbox import ERRORS, Mailbox
+from mempo.trainers.policy import open_policy
 
 
 class Rank:
@@ -36,15 +37,10 @@ class Rank:
         self, policy: Path, optim: Optim, loss: LossConfig, runtime: Runtime, temperature: float, adapter: Lora
     ) -> None:
         self._optim = optim
-        self._tokenizer = loader.load_tokenizer(policy)
-        dtype = runtime.dtype if adapter.rank else "float32"
-        self._model = loader.load_model(policy, runtime.model_copy(update={"device": "cpu", "dtype": dtype}))
-        self._parameters = lora.trainable(self._model, policy, adapter)
-        self._base = lora.base_of(policy) if adapter.rank else None
+        opened = open_policy(policy, runtime, adapter, device="cpu")  # DeepSpeed moves it
+        self._tokenizer, self._model = opened.tokenizer, opened.model
+        self._parameters, self._base = opened.parameters, opened.base
         shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
-        check_head(self._model)
-        if runtime.gradient_checkpointing:
-            checkpoint_layers(self._model)
         module = MicrobatchLoss(self._model, loss, temperature, self._tokenizer.pad_token_id, autocast=False)
         self._shared = deepspeed_engine.Shared(module, self._parameters, optim, runtime)
         self._finite = torch.ones((), dtype=torch.bool, device=self._shared.device)
@@ -77,11 +73,8 @@ class Rank:
             self._shared.backward(samples[:1], "policy", last=True, scale=float("nan"))
             self._shared.step(0.0)
         one, two = found
-        parts = self._shared.everyone([_dot(one, one), _dot(two, two), _dot(one, two)])
-        squares_one, squares_two, product = (sum(column) for column in zip(*parts, strict=True))
-        norms = {"first_norm": squares_one**0.5, "second_norm": squares_two**0.5}
-        scale = norms["first_norm"] * norms["second_norm"]
-        return norms | ({"cosine": product / scale} if scale else {})
+        parts = self._shared.everyone([dot(one, one), dot(two, two), dot(one, two)])
+        return aligned(*(sum(column) for column in zip(*parts, strict=True)))
 
     def save(self, *, folder: str, policy_version: int) -> dict[str, float]:
         """See ``Trainer``. All ranks gather, weight by weight; rank 0 writes."""
@@ -143,11 +136,6 @@ class Rank:
         self._model.save_pretrained(folder, state_dict=entries)
         self._model.config.dtype = torch.float32  # of what was written, not of the model here
         self._model.config.save_pretrained(folder)
-
-
-def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    products = (torch.dot(a.double(), b.double()) for a, b in zip(first, second, strict=True))
-    return float(sum(products))
 
 
 def _open(folder: Path) -> Rank:

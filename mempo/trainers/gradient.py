@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
-from torch.utils.checkpoint import checkpoint
 
 from mempo.batch import collate
 from mempo.config import LossConfig, Optim
@@ -178,22 +176,14 @@ def check_samples(samples: Sequence[Sample]) -> None:
             raise ValueError(f"sample {sample.key}: nothing comes before its first token, so it cannot train")
 
 
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Some models bend their logits after the vocabulary head; the gradient here would be of another distribution."""
-    ids = torch.arange(min(8, model.get_output_embeddings().weight.shape[0]), device=model.device)[None]
-    direct = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(direct, model(input_ids=ids, use_cache=False).logits, rtol=1e-4, atol=1e-4):
-        raise ValueError(f"{model.config.model_type}: its logits are more than its vocabulary head")
+def aligned(first_square: float, second_square: float, product: float) -> dict[str, float]:
+    """``Trainer.alignment`` of two gradients g1, g2 with |g1|^2, |g2|^2 and g1 g2."""
+    norms = {"first_norm": first_square**0.5, "second_norm": second_square**0.5}
+    scale = norms["first_norm"] * norms["second_norm"]
+    return norms | ({"cosine": product / scale} if scale else {})
 
 
-def checkpoint_layers(model: Any) -> None:
-    """Keep only the inputs of layers and compute the rest again in the backward pass: less memory, a third slower.
-
-    transformers' own switch asks for training mode, with which dropout comes.
-    """
-    layers = [module for module in model.modules() if hasattr(type(module), "gradient_checkpointing")]
-    if not layers:
-        raise ValueError(f"runtime.gradient_checkpointing: {model.config.model_type} has no layers made for it")
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Over all tensors of both, in float64."""
+    products = (torch.dot(a.flatten().double(), b.flatten().double()) for a, b in zip(first, second, strict=True))
+    return float(sum(products))

@@ -11,20 +11,21 @@ from torch import Tensor
 
 from mempo import lora, proof, storage
 from mempo.config import Lora, LossConfig, Optim
-from mempo.engines import engine_of, loader
+from mempo.engines import engine_of
 from mempo.loss import merge_stats
 from mempo.records import Sample
 from mempo.runtime import Runtime
 from mempo.trainers import Objective, state
 from mempo.trainers.gradient import (
     MicrobatchLoss,
-    check_head,
+    aligned,
     check_samples,
-    checkpoint_layers,
     decay_groups,
+    dot,
     learning_rate,
     microbatches,
 )
+from mempo.trainers.policy import open_policy
 
 
 class TorchTrainer:
@@ -46,16 +47,12 @@ class TorchTrainer:
     ) -> None:
         torch.set_num_threads(runtime.num_threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        self.tokenizer: Any = loader.load_tokenizer(policy)
-        dtype = runtime.dtype if adapter.rank else "float32"
-        self.model: Any = loader.load_model(policy, runtime.model_copy(update={"dtype": dtype}))
+        opened = open_policy(policy, runtime, adapter, device=runtime.device)
+        self.tokenizer: Any = opened.tokenizer
+        self.model: Any = opened.model
+        self.parameters, self._base = opened.parameters, opened.base
         self.num_steps = 0
-        self.parameters = lora.trainable(self.model, policy, adapter)
-        self._base = lora.base_of(policy) if adapter.rank else None
         self.optimizer = torch.optim.AdamW(decay_groups(self.parameters, optim), betas=(optim.beta1, optim.beta2))
-        check_head(self.model)
-        if runtime.gradient_checkpointing:
-            checkpoint_layers(self.model)
         self._optim = optim
         self._loss = MicrobatchLoss(
             self.model, loss, temperature, self.tokenizer.pad_token_id, autocast=runtime.dtype == "bfloat16"
@@ -86,9 +83,7 @@ class TorchTrainer:
             found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()])
         self.optimizer.zero_grad()  # lets go of the gradients, which live on in ``found``
         one, two = found
-        norms = {"first_norm": _dot(one, one) ** 0.5, "second_norm": _dot(two, two) ** 0.5}
-        product = norms["first_norm"] * norms["second_norm"]
-        return norms | ({"cosine": _dot(one, two) / product} if product else {})
+        return aligned(dot(one, one), dot(two, two), dot(one, two))
 
     def save(self, folder: Path, *, policy_version: int) -> None:
         """See ``Trainer`` and ``state``."""
@@ -135,8 +130,3 @@ class TorchTrainer:
             parameter = self.parameters[name]
             # AdamW counts its steps on the CPU, wherever the weights are.
             self.optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
-
-
-def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    products = (torch.dot(a.flatten().double(), b.flatten().double()) for a, b in zip(first, second, strict=True))
-    return float(sum(products))

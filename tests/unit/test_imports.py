@@ -28,7 +28,8 @@ LAYERS = {
     "mempo.engines.prefixes mempo.engines.routing mempo.engines.scoring mempo.engines.vllm mempo.engines.vllm_replies "
     "mempo.engines.vllm_requests mempo.engines.vllm_server mempo.engines.vllm_worker "
     "mempo.trainers.deepspeed_engine mempo.trainers.deepspeed_trainer mempo.trainers.deepspeed_worker "
-    "mempo.trainers.gradient mempo.trainers.mailbox mempo.trainers.state mempo.trainers.torch_trainer",
+    "mempo.trainers.gradient mempo.trainers.mailbox mempo.trainers.policy mempo.trainers.state "
+    "mempo.trainers.torch_trainer",
     "steps": "mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
     "mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies mempo.diagnoses.truth "
     "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.footprint mempo.matrix mempo.plan "

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from mempo.cli import app
 from mempo.config import Config, Loop, Lora, LossConfig, Model, Rollout, Search, Warmstart
 from mempo.footprint import (
-    GIB,
     PIECE,
     activation_bytes,
     engine_parts,
@@ -26,6 +25,7 @@ from mempo.plan import flops, plan, round_tokens
 from mempo.runtime import VLLM, DeepSpeed, Runtime
 from mempo.shapes import shape_of
 from mempo.trainers import gradient
+from mempo.vllm_program import GIB
 from tests.tiny import make_policy, make_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from mempo.engines import loader
 from mempo.loss import token_logprobs
 from mempo.runtime import Runtime
 from mempo.storage import read_json, write_json
-from mempo.trainers import gradient as sharing, state
+from mempo.trainers import gradient as sharing, policy as opening, state
 from mempo.trainers.gradient import learning_rate, microbatches, passes
 from mempo.trainers.torch_trainer import TorchTrainer
 from tests.contract.test_trainers import OPTIM, gradient, make_sample
@@ -157,7 +157,7 @@ def test_layers_computed_twice_give_the_same_gradient(tiny_policy: Path, tmp_pat
 
 def test_a_model_without_layers_to_checkpoint_is_refused() -> None:
     with pytest.raises(ValueError, match=r"runtime\.gradient_checkpointing: plain"):
-        sharing.checkpoint_layers(PlainModel())
+        opening.checkpoint_layers(PlainModel())
 
 
 class PlainModel(torch.nn.Module):
