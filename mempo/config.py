@@ -10,13 +10,14 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mempo.runtime import Runtime
 from mempo.sections import Count, NonNegative, Section, Share
+from mempo.sources import SPLITS, Layout, Phase, Split
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
-SCHEMA = 3
+SCHEMA = 4
 
 
 # Policies that no round has trained: the model at model.path, and what the demonstrations made of it.
@@ -30,13 +31,45 @@ def _policy_name(name: str) -> str:
     return name
 
 
+def _store(url: str | None) -> str | None:
+    # No message repeats the URL: there may be a secret in it.
+    if url is not None and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^@?#\s]+", url):
+        raise ValueError(
+            "storage.url: expected a URL as in s3://bucket/prefix or file:///mnt/shared, without user, password or "
+            "query: credentials stand in the environment"
+        )
+    return url
+
+
+def _retrievers(urls: Any) -> tuple[str, ...]:
+    # No message repeats a URL: there may be a secret in it.
+    form = r"https?://(\[[0-9a-fA-F:]+\]|[^/?#\s:@\[\]]+)(:[0-9]{1,5})?/[^?#\s]+"
+    if not isinstance(urls, list | tuple):
+        raise ValueError("search.urls: expected a list, as in [http://127.0.0.1:8001/retrieve]")
+    for place, url in enumerate(urls):
+        if not isinstance(url, str) or not re.fullmatch(form, url):
+            raise ValueError(
+                f"search.urls.{place}: expected a whole address as in http://127.0.0.1:8001/retrieve, "
+                "without user, password or query"
+            )
+        if url in urls[:place]:
+            raise ValueError(f"search.urls.{place}: this server stands in the list already")
+    return tuple(urls)
+
+
 PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts
 Context = Literal["memory", "full", "none"]
 Mix = Literal["easy", "hard", "general"]
 
 
 class Data(Section):
-    source: Literal["geo"] = "geo"
+    """``geo``, the world that is built in, or a layout of question files; the warm start teaches on ``geo`` either way.
+
+    ``corpus``: documents to search, null: the paragraphs of the question files. ``max_rejected``: the share of a file's
+    rows that may be unusable.
+    """
+
+    source: Literal["geo", Layout] = "geo"
     seed: int = 0
     num_countries: Count = 188
     num_cities: Count = 500
@@ -49,6 +82,23 @@ class Data(Section):
     heldout: Annotated[float, Field(gt=0, lt=1)] = 0.2
     max_hops: Annotated[int, Field(ge=1, le=3)] = 3
     max_objectives: Annotated[int, Field(ge=1, le=4)] = 4
+    train: Split = Split()
+    dev: Split = Split()
+    test: Split = Split()
+    corpus: Annotated[str, Field(min_length=1)] | None = None
+    max_rejected: Share = 0.01
+
+    @model_validator(mode="after")
+    def _files_for_datasets_alone(self) -> Data:
+        splits: dict[str, Split] = {name: getattr(self, name) for name in SPLITS}
+        if self.source == "geo":
+            given = [f"data.{name}" for name, split in splits.items() if split != Split()]
+            given += ["data.corpus"] * (self.corpus is not None)
+            if given:
+                raise ValueError(f"{given[0]}: does nothing where data.source is geo")
+        elif missing := [name for name, split in splits.items() if not split.files]:
+            raise ValueError(f"data.{missing[0]}.files: no file named, data.source: {self.source} reads each split's")
+        return self
 
 
 class Model(Section):
@@ -110,8 +160,32 @@ class Warmstart(Section):
 
 
 class Search(Section):
+    """``index``: a folder of ``mempo index``; null: BM25 over the data's corpus in memory. ``urls``: Search-R1 servers
+    that are asked instead; ``corpus`` names what they search, for results depend on that and not on where they are.
+
+    One request may take ``deadline_s``, and is repeated ``retries`` times before the trajectory is ``tool_failed``.
+    ``cache_size``: observations of servers that are remembered by query.
+    """
+
     top_k: Count = 1
     max_observation_tokens: Count = 64
+    index: str | None = None
+    urls: Annotated[tuple[str, ...], BeforeValidator(_retrievers)] = ()
+    corpus: str | None = None
+    deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    retries: Annotated[int, Field(ge=0, le=20)] = 4
+    cache_size: Annotated[int, Field(ge=0)] = 10_000
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Search:
+        if self.urls and self.index:
+            raise ValueError("search.index: the servers of search.urls are asked, and have their own")
+        if bool(self.urls) != bool(self.corpus):
+            raise ValueError(
+                "search.corpus: names what the servers of search.urls search (wiki-18 with E5, say): "
+                "set both or neither"
+            )
+        return self
 
 
 class Rollout(Section):
@@ -277,6 +351,38 @@ class Loop(Section):
     seed: int = 0
     dev_every: Annotated[int, Field(ge=0)] = 8
     keep_every: Annotated[int, Field(ge=0)] = 0
+    curriculum: tuple[Phase, ...] = ()
+
+    @model_validator(mode="after")
+    def _phases_in_order(self) -> Loop:
+        starts = [phase.from_round for phase in self.curriculum]
+        if starts and (starts[0] != 0 or sorted(set(starts)) != starts):
+            raise ValueError(f"loop.curriculum: from_round must begin at 0 and grow, got {starts}")
+        return self
+
+
+class Shards(Section):
+    """Where the heavy work of a round is done: in the flow's own process, or by runs of a Prefect ``deployment``.
+
+    Rollout and scoring are then shared out to ``count`` runs at a time, in whole blocks of questions; an update, a dev
+    check or a diagnosis is one run. One that fails, is lost with its worker, or takes longer than ``deadline_s``
+    once it has begun is replaced, until ``attempts`` have failed.
+    """
+
+    deployment: str | None = None
+    count: Count = 1
+    deadline_s: Annotated[float, Field(gt=0)] = 3600.0
+    attempts: Count = 3
+
+
+class Storage(Section):
+    """``url``: where hosts without a common file system share their files; null: the workspace lies on one.
+
+    ``lease_s``: how long a host that is gone keeps a run to itself.
+    """
+
+    url: Annotated[str | None, AfterValidator(_store)] = None
+    lease_s: Annotated[float, Field(ge=3)] = 60.0
 
 
 class Evaluation(Section):
@@ -328,6 +434,8 @@ class Config(Section):
     optim: Optim = Optim()
     lora: Lora = Lora()
     loop: Loop = Loop()
+    shards: Shards = Shards()
+    storage: Storage = Storage()
     evaluation: Evaluation = Evaluation()
     runtime: Runtime = Runtime()
     tracking: Tracking = Tracking()
@@ -360,6 +468,31 @@ class Config(Section):
         other = "full_scorer" if s.full_scorer == "reference" else "baseline" if s.baseline == "seen" else None
         if other and self.uses_memory_reward and not m.reads_p_full:
             raise ValueError(f"scoring.{other}: does nothing where mem_reward.kind is {m.kind}, which reads no p_full")
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_search(self) -> Config:
+        layouts = {file.source or self.data.source for name in SPLITS for file in getattr(self.data, name).files}
+        if layouts and layouts <= {"flashrag", "verl"} and not (self.data.corpus or self.search.urls):
+            raise ValueError("data.corpus: rows of flashrag and verl have no paragraphs; name a corpus, or search.urls")
+        return self
+
+    @model_validator(mode="after")
+    def _the_curriculum_has_questions(self) -> Config:
+        asked = {number for phase in self.loop.curriculum for number in phase.objectives}
+        if self.data.source != "geo" and (missing := sorted(asked - set(self.data.train.objectives))):
+            raise ValueError(f"loop.curriculum: data.train.objectives has no questions of {missing[0]} objectives")
+        return self
+
+    @model_validator(mode="after")
+    def _a_block_for_each_shard(self) -> Config:
+        questions, size = self.loop.questions_per_round, self.rollout.block_questions
+        blocks = questions if self.runtime.engine == "vllm" else -(-questions // size)
+        if self.shards.count > blocks:
+            raise ValueError(
+                f"shards.count: {self.shards.count} runs, and a round of {questions} questions has {blocks} blocks of "
+                f"rollout.block_questions: {size}"
+            )
         return self
 
     @model_validator(mode="after")

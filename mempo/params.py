@@ -7,7 +7,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -165,14 +165,19 @@ def _explain(problem: dict[str, Any]) -> str:
     location = [str(part) for part in problem["loc"]]
     name = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        model: Any = Config
-        for part in location[:-1]:
-            model = model.model_fields[part].annotation
-        return f"{name}: unknown key{_nearest(location[-1], model.model_fields)}"
+        return f"{name}: unknown key{_nearest(location[-1], _section_at(location[:-1]).model_fields)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not name or problem["type"] == "value_error":
         return message
     return f"{name}: {message}, got {reprlib.repr(problem['input'])}"
+
+
+def _section_at(location: Iterable[str]) -> Any:
+    """The section class that stands at a path of keys and of places in lists."""
+    found: Any = Config
+    for part in location:
+        found = get_args(found)[0] if part.isdigit() else found.model_fields[part].annotation
+    return get_args(found)[0] if get_origin(found) is Annotated else found
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
 """The outcome reward: does the answer match? Exact match and token F1 after normalising.
 
-``squad`` equals the published scorers (lower case, no ASCII punctuation, no articles, white space folded) except where
-that leaves nothing of a side: then the case-folded strings themselves are compared. ``unicode`` does the same for any
-script: compatibility forms folded (NFKC), every punctuation mark and symbol out, Chinese and kana split per character.
+``squad`` equals the published scorers to the bit: the exact match of SQuAD's ``evaluate-v1.1.py``, the F1 of HotpotQA's
+``hotpot_evaluate_v1.py`` with its rule for yes and no (lower case, no ASCII punctuation, no articles, white space
+folded), except where that leaves nothing of a side: then the case-folded strings themselves are compared. ``unicode``
+does the same for any script: compatibility forms folded (NFKC), every mark and symbol out but those that make another
+number, Chinese and kana split per character, English articles out of what can be English.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ GoldenAnswers = Sequence[str | Sequence[str]]
 
 CJK = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_FIRST_ARTICLE = re.compile(r"^\s*(a|an|the)\s+")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(,\d{3})+(?![\d,])")
+_BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # .5
+_SIGNED = re.compile(r"[$€£¥]?\d")
 _ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _YES_NO = {"yes", "no", "noanswer"}
 
@@ -84,8 +90,28 @@ def normalized_words(text: str, normalizer: Literal["squad", "unicode"]) -> list
     if normalizer == "squad":
         return _ARTICLES.sub(" ", text.lower().translate(_ASCII_PUNCTUATION)).split()
     folded = unicodedata.normalize("NFKC", text).casefold()
-    kept = "".join(char for char in folded if unicodedata.category(char)[0] not in "PS")
-    return CJK.sub(r" \g<0> ", _ARTICLES.sub(" ", kept)).split()
+    numbers = _BARE_POINT.sub("0.", _THOUSANDS.sub(lambda number: number[0].replace(",", ""), folded))
+    kept = "".join(_kept(numbers, at) for at in range(len(numbers)))
+    return CJK.sub(r" \g<0> ", _without_articles(kept)).split()
+
+
+def _kept(text: str, at: int) -> str:
+    """The character at ``at``, or what is left of a mark: 3.14 is not 314, 3-5 not 35, -5 not 5, but A-5 is A5."""
+    char, before, after = text[at], text[at - 1 : at], text[at + 1 : at + 2]
+    if (category := unicodedata.category(char))[0] not in "PS":
+        return "" if category == "Cf" else char
+    if before.isdecimal() and after.isdecimal():
+        return "." if char == "." else " "
+    is_sign = char in "-−–" and not before.isalnum() and before != ")" and _SIGNED.match(text, at + 1)
+    return "-" if is_sign else ""
+
+
+def _without_articles(text: str) -> str:
+    """From ASCII text all English articles go, from other Latin text (French: il y a) a first one, else none."""
+    if text.isascii():
+        return _ARTICLES.sub(" ", text)
+    latin = all(unicodedata.name(char, "").startswith("LATIN") for char in text if char.isalpha())
+    return _FIRST_ARTICLE.sub("", text) if latin else text
 
 
 def _best_match(
@@ -110,4 +136,5 @@ def _match(
         return 0.0, 0.0
     # Words are counted, not collected: "New York New York" against "New York" has precision 2/4.
     shared = (Counter(words) & Counter(gold)).total()
-    return 0.0, 2.0 * shared / (len(words) + len(gold))
+    precision, recall = shared / len(words), shared / len(gold)
+    return 0.0, 2 * precision * recall / (precision + recall) if shared else 0.0

@@ -15,6 +15,7 @@ import pandas as pd
 from mempo import mem_reward, stats, storage
 from mempo.records import NoScore, ProbeScore, Question, Status, Trajectory, TurnScore
 from mempo.samples import TurnReward
+from mempo.sources import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,37 @@ def reward_frame(rows: Sequence[TurnReward]) -> pd.DataFrame:
     return pd.DataFrame(columns).astype(kinds | {"question_id": str, "sample_index": int, "turn": int})
 
 
-def questions_of_round(questions: Sequence[Question], round_index: int, per_round: int, seed: int) -> list[Question]:
-    """``per_round`` questions; every question comes once an epoch, each epoch in its own seeded order."""
-    first = round_index * per_round
-    chosen = []
-    for position in range(first, first + per_round):
-        epoch, index = divmod(position, len(questions))
-        order = list(range(len(questions)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        chosen.append(questions[order[index]])
-    return chosen
+def questions_of_round(
+    questions: Sequence[Question], round_index: int, per_round: int, seed: int, curriculum: Sequence[Phase] = ()
+) -> list[Question]:
+    """``per_round`` questions; every question comes once an epoch, each epoch in its own seeded order.
+
+    Under a curriculum they are of the round's phase, and epochs are counted from its first round. Raises ``ValueError``
+    where there are fewer than ``per_round``.
+    """
+    if begun := [phase for phase in curriculum if phase.from_round <= round_index]:
+        questions = [question for question in questions if len(question.golden_answers) in begun[-1].objectives]
+        round_index -= begun[-1].from_round
+    if len(questions) < per_round:
+        phase = f" of {list(begun[-1].objectives)} objectives" if begun else ""
+        raise ValueError(f"loop.questions_per_round: {per_round}, and train has {len(questions)} questions{phase}")
+    epoch, index = divmod(round_index * per_round, len(questions))
+    order = _order(len(questions), epoch, per_round, seed)[index:]
+    if len(order) < per_round:
+        order += _order(len(questions), epoch + 1, per_round, seed)
+    return [questions[place] for place in order[:per_round]]
+
+
+def _order(count: int, epoch: int, per_round: int, seed: int) -> list[int]:
+    """The order of an epoch. Its first round may have begun with the end of the epoch before: none of those follow."""
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    begun = epoch * count % per_round
+    if begun == 0:
+        return order
+    before = set(_order(count, epoch - 1, per_round, seed)[-begun:])
+    first = dict.fromkeys([place for place in order if place not in before][: per_round - begun])
+    return [*first, *(place for place in order if place not in first)]
 
 
 def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""The embedded dataset ``geo``: a folder of a corpus, questions in three splits, the truth behind them, a tokenizer."""
+"""A dataset is a folder: a corpus, questions in three splits, what stands behind them, a tokenizer. Here, ``geo``'s."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from mempo.data.demos import WORDS
 from mempo.data.geo import Entity, World, build_world
 from mempo.records import Question
 from mempo.scratch import train_bpe
-from mempo.search import render
-from mempo.search.bm25 import BM25Searcher
+from mempo.search import Retriever, render
+from mempo.search.bm25 import BM25
 from mempo.storage import read_records, whole_folder, write_json, write_records
 
 
@@ -52,6 +52,10 @@ def read_truth(file: Path) -> dict[str, list[Truth]]:
 
 def prepare(data: Data, model: Model, folder: Path, system_prompts: Sequence[str] = ()) -> dict[str, Any]:
     """Write the whole dataset folder; returns its ``stats.json``. The same settings give the same bytes."""
+    if data.source != "geo":
+        from mempo.data.questions import prepare_questions
+
+        return prepare_questions(data, model, folder, system_prompts)
     world = build_world(data)
     bpe = train_bpe(tokenizer_texts(world, system_prompts), model.vocab_size)
     asked = splits(world, data, usable_names(world, bpe, data.max_name_tokens).__contains__)
@@ -69,13 +73,14 @@ def prepare(data: Data, model: Model, folder: Path, system_prompts: Sequence[str
 
 def usable_names(world: World, bpe: Tokenizer, max_tokens: int) -> set[str]:
     """Names and values of few tokens; an entity's name must also be found by a search for it (Guinea's is not)."""
-    searcher = BM25Searcher([entity.document for entity in world.values()])
+    documents = [entity.document for entity in world.values()]
+    first = dict(zip(world, Retriever(documents, BM25.build(documents)).find(list(world), top_k=1), strict=True))
     names = {name for entity in world.values() for name in (entity.name, *entity.facts.values())}
     return {
         name
         for name in names
         if len(bpe.encode(name).ids) <= max_tokens
-        and (name not in world or searcher.find(name) == [world[name].document])
+        and (name not in world or [hit.document for hit in first[name]] == [world[name].document])
     }
 
 
@@ -125,6 +130,11 @@ def split_stats(questions: Sequence[Sequence[Objective]]) -> dict[str, Any]:
     return {
         "num_questions": len(questions),
         "patterns": dict(sorted(patterns.items())),
-        "majority_em": {str(k): counts.most_common(1)[0][1] / counts.total() for k, counts in sorted(answers.items())},
+        "majority_em": majority_em(answers),
         "frequent_answers": {answer: count / total for answer, count in control.most_common(5)},
     }
+
+
+def majority_em(answers: Mapping[int, Counter[tuple[str, ...]]]) -> dict[str, float]:
+    """The exact match of always giving the most frequent answers, for each number of objectives."""
+    return {str(k): counts.most_common(1)[0][1] / counts.total() for k, counts in sorted(answers.items())}

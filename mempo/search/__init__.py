@@ -1,15 +1,14 @@
-"""The search tool: documents in a JSON-lines file, a searcher over them, and the observation they become.
+"""The search tool: documents, a ranking of them for a query, and the observation that the best become.
 
 What a searcher returns is untrusted text; it is tokenised as plain text later.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mempo.config import Search
 
@@ -18,9 +17,17 @@ NOTHING_FOUND = "No document found."
 
 @dataclass(frozen=True, slots=True)
 class Document:
+    """``quoted``: whether its row has the title in quotes, as most of wiki-18."""
+
     doc_id: str
     title: str
     text: str
+    quoted: bool = True
+
+
+class Hit(NamedTuple):
+    document: Document
+    score: float
 
 
 class ToolError(RuntimeError):
@@ -33,46 +40,49 @@ class Searcher(Protocol):
         ...
 
 
+class Ranking(Protocol):
+    def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
+        """For each query the places of at most ``top_k`` documents and their scores, best first. For any thread."""
+        ...
+
+
+class Retriever:
+    """The documents of a corpus and a ranking of their places in it."""
+
+    def __init__(self, documents: Sequence[Document], ranking: Ranking) -> None:
+        self._documents, self._ranking = documents, ranking
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def find(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """For each query at most ``top_k`` documents, best first."""
+        ranked = self._ranking.rank(queries, top_k)
+        return [[Hit(self._documents[place], score) for place, score in places] for places in ranked]
+
+
+class LocalSearcher:
+    """Asks a retriever of this process. It answers inside one step of the event loop: batches stay as they were."""
+
+    def __init__(self, retriever: Retriever, top_k: int) -> None:
+        self._retriever, self._top_k = retriever, top_k
+
+    async def search(self, query: str) -> str:
+        return render([hit.document for hit in self._retriever.find([query], self._top_k)[0]])
+
+
 def open_searcher(corpus: Path, config: Search) -> Searcher:
-    """The searcher over the documents of ``corpus``."""
-    from mempo.search.bm25 import BM25Searcher
+    """The servers of ``search.urls``; else this process, over ``corpus``, with ``search.index`` or one in memory."""
+    if config.urls:
+        from mempo.search.http import HTTPSearcher
 
-    return BM25Searcher(read_corpus(corpus), top_k=config.top_k)
+        return HTTPSearcher(config)
+    from mempo.search import index
 
-
-def read_corpus(path: Path) -> list[Document]:
-    """Documents of a JSON-lines file of ``{"id", "contents"}``; contents: a title, quoted or not, a line break, text.
-
-    Raises ``ValueError`` naming the file and line of a row that is cut or lacks something.
-    """
-    documents = [_document(path, number, line) for number, line in _lines(path)]
-    if not documents:
-        raise ValueError(f"{path}: no documents in it")
-    return documents
+    retriever = index.open_index(Path(config.index), corpus) if config.index else index.in_memory(corpus)
+    return LocalSearcher(retriever, config.top_k)
 
 
 def render(documents: Sequence[Document]) -> str:
     """An observation: title and text of each document, one below the other."""
     return "\n".join(f"{document.title}\n{document.text}" for document in documents) or NOTHING_FOUND
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    # Bytes, for a text line may end at other marks than "\n" (U+0085, U+2028) that a document is free to hold.
-    with path.open("rb") as file:
-        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
-
-
-def _document(path: Path, number: int, line: bytes) -> Document:
-    try:
-        row = json.loads(line)
-        doc_id, contents = row["id"], row["contents"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}, line {number}: not a document: {error!r}") from None
-    if not isinstance(doc_id, str | int) or not isinstance(contents, str) or not contents.strip():
-        raise ValueError(f"{path}, line {number}: a document needs an id and contents that are text")
-    # Half of a surrogate pair is JSON but no text, and no tokenizer takes it.
-    contents = contents.encode(errors="replace").decode().strip("\n")
-    title, _, text = contents.partition("\n")
-    if len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return Document(str(doc_id), title, text)

@@ -12,7 +12,8 @@ from mempo.config import Config, Data
 from mempo.data.compose import MAX_SHARE, MIXES, Objective, question_text
 from mempo.data.geo import Fact, build_world, heldout_countries
 from mempo.records import Question
-from mempo.search.bm25 import BM25Searcher
+from mempo.search import Retriever
+from mempo.search.bm25 import BM25
 from mempo.storage import content_hash, read_json, read_records
 
 Asked = dict[str, list[Question]]
@@ -105,10 +106,11 @@ def words(text: str) -> list[str]:
 
 def test_a_search_for_the_name_finds_the_document(dataset: Dataset) -> None:
     config, _, truths = dataset
-    searcher = BM25Searcher([entity.document for entity in build_world(config).values()])
+    documents = [entity.document for entity in build_world(config).values()]
+    retriever = Retriever(documents, BM25.build(documents))
     hops = {hop for chain in truths.values() for t in chain for hop in zip(t.entities, t.doc_ids, strict=True)}
     for entity, doc_id in hops:
-        assert [document.doc_id for document in searcher.find(entity)] == [doc_id]
+        assert [hit.document.doc_id for hit in retriever.find([entity], 1)[0]] == [doc_id]
 
 
 def test_answers_are_spread(dataset: Dataset) -> None:

@@ -13,6 +13,7 @@ from mempo import storage
 from mempo.records import Status
 from mempo.rounds import by_question, questions_of_round, read_round, reward_figures, reward_frame, rollout_figures
 from mempo.samples import TurnReward
+from mempo.sources import Phase
 from tests.unit.builders import question, trajectory, turn, turn_score
 
 
@@ -30,6 +31,36 @@ def test_every_question_comes_once_an_epoch():
 def test_a_round_depends_on_its_index_and_seed_alone():
     assert ids(3) == ids(3)
     assert ids(3) != ids(3, seed=1)
+
+
+@pytest.mark.parametrize(("count", "per_round"), [(4, 3), (5, 4), (7, 4), (10, 4), (12, 12), (30, 7)])
+def test_a_round_over_the_end_of_an_epoch_asks_nothing_twice(count: int, per_round: int):
+    drawn = [ids(index, count, per_round) for index in range(40)]
+    assert all(len(set(names)) == per_round for names in drawn)
+    flat = [name for names in drawn for name in names]
+    for start in range(0, len(flat) - count, count):
+        assert len(set(flat[start : start + count])) == count
+
+
+def test_a_round_needs_as_many_questions():
+    with pytest.raises(ValueError, match=r"loop\.questions_per_round: 4, and train has 3 questions$"):
+        ids(0, count=3)
+
+
+def test_a_curriculum_asks_of_the_objectives_of_its_phase():
+    pool = [question(f"{number}-{i}", [["A"]] * number) for number in (1, 2, 4) for i in range(6)]
+    phases = [Phase(from_round=0, objectives=(1,)), Phase(from_round=3, objectives=(2, 4))]
+
+    def asked(round_index: int) -> list[str]:
+        return [q.question_id for q in questions_of_round(pool, round_index, 2, 0, phases)]
+
+    first = [name for index in range(3) for name in asked(index)]
+    later = [name for index in range(3, 9) for name in asked(index)]
+    assert sorted(first) == [f"1-{i}" for i in range(6)]  # 3 rounds x 2: one epoch of the first phase
+    assert sorted(later) == [f"{number}-{i}" for number in (2, 4) for i in range(6)]
+    assert asked(3) == [q.question_id for q in questions_of_round(pool[6:], 0, 2, 0)]
+    with pytest.raises(ValueError, match=r"questions_per_round: 2, and train has 0 questions of \[3\] objectives"):
+        questions_of_round(pool, 0, 2, 0, [Phase(from_round=0, objectives=(3,))])
 
 
 def test_a_question_id_twice_is_refused():

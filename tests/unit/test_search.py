@@ -1,4 +1,4 @@
-"""The search tool: reading a corpus, BM25, and what an observation looks like."""
+"""The search tool: reading a corpus, BM25 in memory, and what an observation looks like."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mempo.config import Search
-from mempo.search import NOTHING_FOUND, Document, open_searcher, read_corpus, render
-from mempo.search.bm25 import BM25Searcher, words
+from mempo.search import NOTHING_FOUND, Document, LocalSearcher, Retriever, open_searcher, render
+from mempo.search.bm25 import BM25, words
+from mempo.search.corpus import contents, read_corpus
 
 DOCUMENTS = [
     Document("0", "Ulm", "Ulm: country Germany, river Danube."),
@@ -18,6 +19,7 @@ DOCUMENTS = [
     Document("2", "France", "France: capital Paris, currency Euro."),
     Document("3", "北京", "北京: 中国的首都。"),
 ]
+REAL = Path(__file__).parents[3] / "shared" / "data" / "corpus" / "wiki18_sample_1000.jsonl"
 
 
 def write_corpus(path: Path, rows: list[object]) -> Path:
@@ -26,11 +28,11 @@ def write_corpus(path: Path, rows: list[object]) -> Path:
 
 
 def ask(query: str, top_k: int = 1) -> str:
-    return asyncio.run(BM25Searcher(DOCUMENTS, top_k=top_k).search(query))
+    return asyncio.run(LocalSearcher(Retriever(DOCUMENTS, BM25.build(DOCUMENTS)), top_k).search(query))
 
 
 def test_from_a_file_to_an_observation(tmp_path: Path) -> None:
-    rows = [{"id": d.doc_id, "contents": f'"{d.title}"\n{d.text}'} for d in DOCUMENTS]
+    rows = [{"id": d.doc_id, "contents": contents(d)} for d in DOCUMENTS]
     searcher = open_searcher(write_corpus(tmp_path / "corpus.jsonl", rows), Search(top_k=1))
     assert asyncio.run(searcher.search("currency of France")) == "France\nFrance: capital Paris, currency Euro."
 
@@ -44,8 +46,8 @@ def test_top_k_documents_best_first() -> None:
 
 def test_equal_scores_keep_the_order_of_the_corpus() -> None:
     twins = [Document(str(i), "Twin", "the same words") for i in range(20)]
-    found = BM25Searcher(twins, top_k=3).find("same words")
-    assert [document.doc_id for document in found] == ["0", "1", "2"]
+    found = Retriever(twins, BM25.build(twins)).find(["same words", "twin"], 3)
+    assert [[hit.document.doc_id for hit in hits] for hits in found] == [["0", "1", "2"]] * 2
 
 
 @pytest.mark.parametrize("query", ["", "   ", "!!!", '"\n"', "zzz qqq", "</search>?"])
@@ -63,6 +65,11 @@ def test_scripts_without_blanks_match_by_character() -> None:
     assert ask("中国首都是哪里？").startswith("北京\n")
 
 
+def test_documents_without_a_word_are_never_found() -> None:
+    silent = [Document("0", "!", "?"), Document("1", "", "...")]
+    assert Retriever(silent, BM25.build(silent)).find(["anything"], 2) == [[]]
+
+
 def test_no_documents_is_said_so() -> None:
     assert render([]) == NOTHING_FOUND
 
@@ -75,9 +82,15 @@ def test_titles_quoted_and_not(tmp_path: Path) -> None:
     ]
     assert read_corpus(write_corpus(tmp_path / "c.jsonl", rows)) == [
         Document("7", 'A "quoted" name', "Text\nof two lines"),
-        Document("b", "Plain title", "Text"),
-        Document("c", "Title alone", ""),
+        Document("b", "Plain title", "Text", quoted=False),
+        Document("c", "Title alone", "", quoted=False),
     ]
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the sample of wiki-18 is not here")
+def test_rows_of_wiki_18_come_back_as_they_are() -> None:
+    read = [{"id": document.doc_id, "contents": contents(document)} for document in read_corpus(REAL)]
+    assert len(read) == 1000 and read == [json.loads(line) for line in REAL.read_bytes().splitlines()]
 
 
 def test_only_a_line_break_ends_a_row(tmp_path: Path) -> None:
@@ -110,3 +123,23 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").touch()
     with pytest.raises(ValueError, match="no documents"):
         read_corpus(tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"urls": ["http://a:1/retrieve"]}, r"search\.corpus: names what the servers"),
+        ({"corpus": "wiki-18"}, r"search\.corpus: .*set both or neither"),
+        ({"urls": ["http://a/retrieve"], "corpus": "c", "index": "i"}, r"search\.index: the servers"),
+        ({"urls": "http://a/retrieve", "corpus": "c"}, r"search\.urls: expected a list"),
+        ({"urls": ["http://a/retrieve"] * 2, "corpus": "c"}, r"search\.urls\.1: .*already"),
+        *(
+            ({"urls": [url], "corpus": "c"}, r"search\.urls\.0: expected a whole address")
+            for url in ("http://a:8001", "http://u:secret@a/retrieve", "http://a/retrieve?key=secret", "ftp://a/b", 7)
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        Search.model_validate(values)
+    assert "secret" not in str(caught.value).split("[type=")[0]

@@ -1,0 +1,162 @@
+"""The dataset folder of question files: the same files as ``geo`` has, but for the truth.
+
+Beside them ``origins.parquet``: the row behind every objective, and ``rejected.jsonl``: every row that is not asked.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mempo.config import Data, Model
+from mempo.data import files, majority_em
+from mempo.data.demos import WORDS
+from mempo.data.mixing import Objectives, question_text, splits
+from mempo.data.reading import Pool, Rejected, Source, read_source, reasons
+from mempo.records import Question
+from mempo.scratch import train_bpe
+from mempo.search.corpus import rows
+from mempo.sources import SPLITS, Layout, QuestionFile, Split
+from mempo.storage import whole_folder, write_json, write_records
+
+TOKENIZER_LINES = 100_000  # of the corpus; a vocabulary of a few thousand is settled long before
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Objective ``objective`` of a question is row ``row_id`` of dataset ``source``.
+
+    ``doc_ids``: its gold paragraphs in the corpus; empty where the dataset has no paragraphs or does not mark them.
+    """
+
+    question_id: str
+    objective: int
+    source: str
+    row_id: str
+    question: str
+    doc_ids: list[str]
+
+
+def prepare_questions(data: Data, model: Model, folder: Path, system_prompts: Sequence[str]) -> dict[str, Any]:
+    """Write the whole dataset folder; returns its ``stats.json``. The same files and settings give the same bytes."""
+    with whole_folder(folder) as temporary:
+        corpus = temporary / "corpus.jsonl"
+        with corpus.open("w", encoding="utf-8", newline="\n") as file:
+            pool = Pool(file)
+            sources = read_sources(data, pool)
+        if data.corpus is not None:
+            shutil.copyfile(files.local_file(data.corpus), corpus)
+        num_documents = len(pool.doc_ids) if data.corpus is None else sum(1 for _ in rows(corpus))
+        built, left_out = splits(data, {file: source.entries for file, source in sources.items()})
+        for name in SPLITS:
+            if not built[name]:
+                raise ValueError(f"data.{name}: not one question can be made of its files")
+            write_records(temporary / f"{name}.parquet", [record(name, i, o) for i, o in enumerate(built[name])])
+        write_records(temporary / "origins.parquet", origins(built, pooled=data.corpus is None))
+        by_path = {source.path: source for source in sources.values()}
+        rejected = [*(source.rejected for source in by_path.values()), *left_out.values()]
+        write_rejected(temporary / "rejected.jsonl", [row for rows_of_one in rejected for row in rows_of_one])
+        if model.path is None:
+            bpe = train_bpe(tokenizer_texts(corpus, built, system_prompts), model.vocab_size)
+            bpe.save(str(temporary / "tokenizer.json"))
+        stats = {
+            "num_documents": num_documents,
+            "splits": {name: split_stats(getattr(data, name), sources, built[name], left_out[name]) for name in SPLITS},
+            "files": {path: file_stats(source) for path, source in by_path.items()},
+        }
+        write_json(temporary / "stats.json", stats)
+    return stats
+
+
+def read_sources(data: Data, pool: Pool) -> dict[QuestionFile, Source]:
+    """Every file of every split, read once though two splits name it."""
+    read: dict[tuple[str, Layout, str | None], Source] = {}
+    found: dict[QuestionFile, Source] = {}
+    for file in [file for name in SPLITS for file in getattr(data, name).files]:
+        layout = layout_of(file, data)
+        key = (file.path, layout, file.name)
+        if key not in read:
+            read[key] = read_source(file, layout, pool, data.max_rejected)
+        found[file] = read[key]
+    return found
+
+
+def layout_of(file: QuestionFile, data: Data) -> Layout:
+    layout = file.source or data.source
+    assert layout != "geo", "geo has no files"
+    return layout
+
+
+def record(split: str, index: int, objectives: Objectives) -> Question:
+    return Question(
+        question_id=f"{split}-{index:05d}",
+        question=question_text([entry.question for entry in objectives]),
+        golden_answers=[entry.golden_answers for entry in objectives],
+        source="+".join(sorted({entry.source for entry in objectives})),
+    )
+
+
+def origins(built: Mapping[str, Sequence[Objectives]], *, pooled: bool) -> list[Origin]:
+    return [
+        Origin(f"{name}-{i:05d}", number, entry.source, entry.row_id, entry.question, entry.doc_ids if pooled else [])
+        for name, questions in built.items()
+        for i, objectives in enumerate(questions)
+        for number, entry in enumerate(objectives)
+    ]
+
+
+def write_rejected(path: Path, rows: Sequence[Rejected]) -> None:
+    """JSON lines of ``Rejected``."""
+    text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")  # half a surrogate pair: \\ud800
+
+
+def tokenizer_texts(
+    corpus: Path, built: Mapping[str, Sequence[Objectives]], system_prompts: Sequence[str]
+) -> Iterator[str]:
+    """The beginning of the corpus, the training questions with their answers, and the words of the demonstrations."""
+    with corpus.open("rb") as file:
+        yield from (json.loads(line)["contents"] for line in islice(file, TOKENIZER_LINES))
+    for objectives in built["train"]:
+        for entry in objectives:
+            yield from (entry.question, entry.golden_answers[0])
+    yield from [*WORDS, *system_prompts, "system user assistant"] * 50
+
+
+def split_stats(
+    split: Split, sources: Mapping[QuestionFile, Source], questions: Sequence[Objectives], left_out: Sequence[Rejected]
+) -> dict[str, Any]:
+    """Counts by number of objectives and by dataset, and the exact match of always giving the most frequent answers.
+
+    ``num_unused``: rows that could be asked, and were not needed or did not fill a last question.
+    """
+    answers: dict[int, Counter[tuple[str, ...]]] = {}
+    for objectives in questions:
+        answers.setdefault(len(objectives), Counter())[tuple(entry.golden_answers[0] for entry in objectives)] += 1
+    datasets = Counter(entry.source for objectives in questions for entry in objectives)
+    num_read = sum(len(sources[file].entries) for file in split.files)
+    return {
+        "num_questions": len(questions),
+        "num_objectives": {str(number): counts.total() for number, counts in sorted(answers.items())},
+        "datasets": dict(sorted(datasets.items())),
+        "majority_em": majority_em(answers),
+        "left_out": reasons(left_out),
+        "num_unused": num_read - len(left_out) - datasets.total(),
+    }
+
+
+def file_stats(source: Source) -> dict[str, Any]:
+    """``num_unmarked``: questions of which no gold paragraph is known."""
+    num_unmarked = sum(not entry.doc_ids for entry in source.entries)
+    return {
+        "sha256": source.sha256,
+        "num_rows": source.num_rows,
+        "num_unmarked": num_unmarked,
+        "rejected": reasons(source.rejected),
+    }

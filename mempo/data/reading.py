@@ -1,0 +1,142 @@
+"""Question files read once, row by row: what can be asked, the pool of their paragraphs, and every row left out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from mempo.data import files
+from mempo.data.layouts import Example, Paragraph, columns_of, read_example
+from mempo.sources import Layout, QuestionFile
+from mempo.storage import content_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that is not asked, and why; ``split``: in which, where it is for that split's sake."""
+
+    file: str
+    row: int
+    reason: str
+    excerpt: str
+    split: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A question that can be asked, from row ``row`` of ``file``; ``doc_ids``: its gold paragraphs in the pool."""
+
+    file: str
+    row: int
+    source: str
+    row_id: str
+    question: str
+    golden_answers: list[str]
+    doc_ids: list[str]
+
+    def left_out(self, split: str, reason: str) -> Rejected:
+        return Rejected(self.file, self.row, reason, self.question[: files.EXCERPT_CHARS], split)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one file gave."""
+
+    path: str
+    sha256: str
+    entries: list[Entry]
+    rejected: list[Rejected]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.entries) + len(self.rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The corpus that is written to ``file`` row by row: each paragraph once, by title and text together.
+
+    A title alone is no key: two paragraphs of one article, or two articles of one name, are two documents.
+    """
+
+    file: TextIO
+    doc_ids: set[str] = field(default_factory=set)
+
+    def add(self, paragraph: Paragraph) -> str:
+        """The id of the document: the beginning of the sha256 of its contents."""
+        contents = f'"{paragraph.title}"\n{paragraph.text}'
+        doc_id = hashlib.sha256(contents.encode()).hexdigest()[:16]
+        if doc_id not in self.doc_ids:
+            self.doc_ids.add(doc_id)
+            self.file.write(json.dumps({"id": doc_id, "contents": contents}, ensure_ascii=False) + "\n")
+        return doc_id
+
+
+def read_examples(path: Path, layout: Layout, label: str = "") -> Iterator[tuple[int, Example | Rejected]]:
+    """(row number from 1, what it is). Raises ``ValueError`` where the file itself is damaged."""
+    for number, row in enumerate(files.read_rows(path, columns_of(layout)), 1):
+        if isinstance(row, files.Unreadable):
+            yield number, Rejected(label or str(path), number, row.reason, row.excerpt)
+            continue
+        try:
+            yield number, read_example(layout, row)
+        except ValueError as error:
+            yield number, Rejected(label or str(path), number, str(error), files.excerpt(row))
+
+
+def read_source(file: QuestionFile, layout: Layout, pool: Pool, max_rejected: float) -> Source:
+    """Raises ``ValueError``, with the reasons, where more than ``max_rejected`` of the rows are rejected."""
+    path = files.local_file(file.path)
+    source = Source(file.path, content_hash(path), [], [])
+    taken: set[str] = set()
+    for number, example in read_examples(path, layout, file.path):
+        if isinstance(example, Example) and example.row_id in taken:
+            example = Rejected(file.path, number, "the id of a row before it", example.question[: files.EXCERPT_CHARS])
+        if isinstance(example, Rejected):
+            source.rejected.append(example)
+            continue
+        taken |= {example.row_id} - {""}
+        source.entries.append(_entry(file, layout, number, example, pool))
+    _refuse_too_many(source, max_rejected)
+    return source
+
+
+def _entry(file: QuestionFile, layout: Layout, number: int, example: Example, pool: Pool) -> Entry:
+    documents = [(pool.add(paragraph), paragraph.gold) for paragraph in example.paragraphs if paragraph.text]
+    return Entry(
+        file=file.path,
+        row=number,
+        source=file.name or example.source or layout,
+        row_id=example.row_id or f"{Path(file.path).name}:{number}",
+        question=example.question,
+        golden_answers=example.golden_answers,
+        doc_ids=list(dict.fromkeys(doc_id for doc_id, gold in documents if gold)),
+    )
+
+
+def _refuse_too_many(source: Source, max_rejected: float) -> None:
+    if not source.num_rows:
+        raise ValueError(f"{source.path}: no rows in it")
+    if len(source.rejected) > max_rejected * source.num_rows:
+        raise ValueError(
+            f"{source.path}: {len(source.rejected)} of {source.num_rows} rows cannot be used, more than "
+            f"data.max_rejected: {max_rejected:g} of them\n" + "\n".join(summary(source.rejected))
+        )
+
+
+def summary(rejected: list[Rejected]) -> list[str]:
+    """A line a reason, the most frequent first, with its first row."""
+    first: dict[str, int] = {}
+    for row in rejected:
+        first.setdefault(row.reason, row.row)
+    counts = Counter(row.reason for row in rejected)
+    return [f"  {count} x {reason} (first in row {first[reason]})" for reason, count in counts.most_common()]
+
+
+def reasons(rejected: Sequence[Rejected]) -> dict[str, int]:
+    return dict(sorted(Counter(row.reason for row in rejected).items()))
