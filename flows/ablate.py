@@ -21,6 +21,7 @@ from flows.train import train
 from flows.warmstart import begin_workspace
 from mempo import storage, study
 from mempo.matrix import Asked, Cell, Made, matrix, study_folder
+from mempo.overrides import Overrides
 from mempo.workspace import Run
 from tasks import processes
 from tasks.data import open_run, read_config
@@ -32,7 +33,7 @@ LAST_ROUNDS = 4
 
 @flow(name="ablate", persist_result=False)
 def ablate(
-    overrides: list[str] | None = None,
+    overrides: Overrides = None,
     root: str = ".",
     quick: bool = False,
     mixes: list[str] | None = None,

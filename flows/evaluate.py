@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from mempo.config import UNTRAINED
+from mempo.overrides import Overrides
 from mempo.workspace import Workspace
 from tasks.data import read_config
 from tasks.evaluation import evaluate_policy, write_evaluation
@@ -14,7 +15,7 @@ from tasks.evaluation import evaluate_policy, write_evaluation
 
 @flow(name="evaluate", persist_result=False)
 def evaluate(
-    policies: list[str] | None = None, overrides: list[str] | None = None, root: str = "."
+    policies: list[str] | None = None, overrides: Overrides = None, root: str = "."
 ) -> dict[str, dict[str, float]]:
     """Untrained and trained policies, each under its own context rule; returns the table by policy.
 

@@ -11,6 +11,7 @@ from flows.evaluate import evaluate
 from flows.train import train
 from flows.warmstart import begin_workspace
 from mempo import storage
+from mempo.overrides import Overrides
 from mempo.workspace import Workspace
 
 # The control: nothing written down ever comes back.
@@ -20,7 +21,7 @@ POLICIES = ("mempo", "published", "grpo", "no_memory")
 
 
 @flow(name="learn", persist_result=False)
-def learn(seeds: list[int], overrides: list[str] | None = None, root: str = ".") -> pd.DataFrame:
+def learn(seeds: list[int], overrides: Overrides = None, root: str = ".") -> pd.DataFrame:
     """Warm start, train and evaluate ``POLICIES`` for each seed; a row a seed and policy. Goes on where it stopped."""
     rows = []
     for seed in seeds:

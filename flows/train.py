@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from mempo.overrides import Overrides
 from tasks.data import open_run
 from tasks.diagnose import diagnose
 from tasks.record import log_round, publish, tracked
@@ -14,7 +15,7 @@ from tasks.round import advantage, check, rollout, score, update
 
 @flow(name="train", flow_run_name="{name}", persist_result=False)
 def train(
-    name: str = "mempo", overrides: list[str] | None = None, root: str = ".", tags: dict[str, str] | None = None
+    name: str = "mempo", overrides: Overrides = None, root: str = ".", tags: dict[str, str] | None = None
 ) -> Path:
     """Rounds of rollout -> score -> advantage -> update (arXiv 2603.00680); returns the folder of the last policy."""
     run = open_run(name, overrides or [], Path(root))

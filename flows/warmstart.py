@@ -9,12 +9,13 @@ from prefect import flow
 
 from flows.prepare import prepare
 from mempo import storage
+from mempo.overrides import Overrides
 from mempo.workspace import Workspace
 from tasks.data import read_config, warm_start
 
 
 @flow(name="warmstart", persist_result=False)
-def warmstart(overrides: list[str] | None = None, root: str = ".") -> Path:
+def warmstart(overrides: Overrides = None, root: str = ".") -> Path:
     """Supervised fine-tuning of the starting policy; returns its folder, ``checkpoints/warmstart/final``."""
     workspace = Workspace(Path(root))
     config = read_config(Path(root), overrides or [])

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from mempo.datasets import datasets
+from mempo.operations import operations
+from mempo.retrieval import retrieval
 from mempo.stages import Set, stages
 from mempo.standalone import standalone
 from mempo.studies import studies
@@ -21,6 +24,8 @@ class Commands(TyperGroup):
     """Errors that are messages for the user end the program with that message and exit code 1, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        import httpx
+
         from mempo.demo import StageFailed
         from mempo.services import ServiceError
 
@@ -29,6 +34,13 @@ class Commands(TyperGroup):
         except (ValueError, ServiceError, StageFailed, OSError) as error:
             typer.secho(f"mempo: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
+        except httpx.TransportError as error:
+            away = (
+                f"Prefect at {os.environ['PREFECT_API_URL']} does not answer ({error}): the same command goes on later"
+            )
+            typer.secho(f"mempo: {away}", fg="red", err=True)
+            sys.stderr.flush()
+            os._exit(1)  # else Prefect tries to tell its server of every event, one by one, for minutes
 
 
 app = typer.Typer(
@@ -42,19 +54,44 @@ app = typer.Typer(
 app.add_typer(stages)
 app.add_typer(studies)
 app.add_typer(standalone)
+app.add_typer(operations)
+app.add_typer(retrieval)
+app.add_typer(datasets, name="data")
 
 
 @app.command()
-def up() -> None:
-    """Start the local Prefect server (unless PREFECT_API_URL names one)."""
-    from mempo import local
+def up(
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="On the pool gpu; default: one a GPU, one without any.")
+    ] = None,
+) -> None:
+    """Start servers and workers on this machine and deploy the flows. Whatever runs already stays.
 
-    typer.echo(f"Prefect: {local.start(say=status_line()).removesuffix('/api')}")
+    PREFECT_API_URL and MLFLOW_TRACKING_URI name servers that run elsewhere: then only the workers are started here.
+    """
+    from mempo.up import up as start
+
+    for line in start(workers, status_line()):
+        typer.echo(line)
+
+
+@app.command()
+def worker(
+    pool: Annotated[str, typer.Argument(help="cpu or gpu.")],
+    once: Annotated[bool, typer.Option("--once", help="Take what is there now, do it, and end.")] = False,
+) -> None:
+    """Be a worker of a pool, in the foreground: in a Slurm job, or under systemd. Ctrl-C ends it."""
+    from mempo import local
+    from mempo.up import worker_command
+
+    local.settle()
+    words = worker_command(pool, f"{pool}-{os.getpid()}") + ["--run-once"] * once
+    os.execv(sys.executable, [sys.executable, "-m", *words])
 
 
 @app.command()
 def down() -> None:
-    """Stop the servers that were started from this project, and only those."""
+    """Stop the workers and servers that were started from this project, with all that they run, and only those."""
     from mempo import local
 
     _tell(local.stop(), "nothing was running")

@@ -1,4 +1,4 @@
-"""This project on this machine: its root, its one state folder, quiet defaults, its local servers.
+"""This project on this machine: its root, its one state folder, quiet defaults, its local servers and workers.
 
 ``settle()`` and ``start()`` come before ``import prefect`` or ``import mlflow``: both read their environment once. A
 ``PREFECT_API_URL`` or ``MLFLOW_TRACKING_URI`` of the user's wins, and then nothing is started here. State lies under
@@ -52,6 +52,9 @@ def settle() -> Path:
     """Environment defaults for this process and its children; what the user has set stays. Returns the state folder."""
     state = state_folder()
     state.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("MLFLOW_BACKEND_STORE_URI"):  # of the server here: trainings go through it
+        server = services.alive(state).get("mlflow")
+        os.environ.setdefault("MLFLOW_TRACKING_URI", server.url if server else f"http://127.0.0.1:{PORTS['mlflow']}")
     for name, value in _defaults(state).items():
         os.environ.setdefault(name, value)
     if "PREFECT_API_URL" not in os.environ and (service := services.alive(state).get("prefect")):
@@ -66,27 +69,48 @@ def start(*, say: Say = lambda line: None, deadline_s: float = DEADLINE_S) -> st
     """
     state = settle()
     url = os.environ.get("PREFECT_API_URL")
-    if url and url != os.environ.get(_OURS):
+    known = services.recorded(state).get("prefect")  # a user may have exported the URL of our own
+    if url and url not in (os.environ.get(_OURS), known and f"{known.url}/api"):
         return url
     command = ["prefect", "server", "start"]
-    return _use(
-        services.ensure(state, "prefect", command, "/api/health", PORTS["prefect"], say=say, deadline_s=deadline_s)
+    # Not as options: its pages would look for the API at the default port.
+    address = {"PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": services.PORT}
+    service = services.ensure(
+        state, "prefect", command, "/api/health", PORTS["prefect"], say=say, deadline_s=deadline_s, environment=address
     )
+    return _use(service)
+
+
+def revive() -> None:
+    """Start our own Prefect server again where it has died; one that ``down`` stopped stays away."""
+    ours = os.environ.get(_OURS)
+    if ours and ours == os.environ.get("PREFECT_API_URL") and "prefect" in services.recorded(state_folder()):
+        start()
 
 
 def start_ui(*, say: Say = lambda line: None, deadline_s: float = DEADLINE_S) -> str:
-    """The MLflow server's URL: the user's where tracking goes over HTTP, else that of a local one over the store."""
+    """The MLflow server's URL: the user's where tracking goes over HTTP, else that of a local one over the store.
+
+    ``MLFLOW_BACKEND_STORE_URI`` names another store for it, such as a PostgreSQL database; runs are logged through it.
+    """
     state = settle()
-    store = os.environ["MLFLOW_TRACKING_URI"]
+    store = os.environ.get("MLFLOW_BACKEND_STORE_URI") or os.environ["MLFLOW_TRACKING_URI"]
     if store.startswith("http"):
         return store.rstrip("/")
-    artifacts = ["--artifacts-destination", (state / "artifacts").as_uri()]
-    command = ["mlflow", "server", "--backend-store-uri", store, *artifacts, "--workers", "1"]
-    return services.ensure(state, "mlflow", command, "/health", PORTS["mlflow"], say=say, deadline_s=deadline_s).url
+    command = ["mlflow", "server", "--artifacts-destination", (state / "artifacts").as_uri(), "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", services.PORT]
+    # Its password is nobody's business: it does not stand on the command line.
+    environment = {"MLFLOW_BACKEND_STORE_URI": store}
+    service = services.ensure(
+        state, "mlflow", command, "/health", PORTS["mlflow"], say=say, deadline_s=deadline_s, environment=environment
+    )
+    if "MLFLOW_BACKEND_STORE_URI" in os.environ:
+        os.environ["MLFLOW_TRACKING_URI"] = service.url
+    return service.url
 
 
 def stop() -> list[str]:
-    """End exactly the servers that were started from this state folder; a line on each."""
+    """End exactly the servers and workers that were started from this state folder; a line on each."""
     done = services.stop(state_folder())
     if ours := os.environ.pop(_OURS, None):
         os.environ.pop("PREFECT_API_URL", ours)
@@ -94,7 +118,7 @@ def stop() -> list[str]:
 
 
 def running() -> list[Service]:
-    """The servers of this state folder that are alive."""
+    """The servers and workers of this state folder that are alive."""
     return list(services.alive(state_folder()).values())
 
 
@@ -141,6 +165,7 @@ def _use(service: Service) -> str:
 def _defaults(state: Path) -> dict[str, str]:
     return {
         "MEMPO_STATE": str(state),
+        "MEMPO_ROOT": str(project_root()),  # where prefect.yaml lets flows run
         "DO_NOT_TRACK": "true",
         "VLLM_CACHE_ROOT": f"{state}/vllm",
         # Threads that wait asleep: spinning ones slow each other down as soon as another program wants a core.
@@ -156,8 +181,12 @@ def _defaults(state: Path) -> dict[str, str]:
         "PREFECT_LOGGING_LEVEL": "WARNING",
         # An error is told once, by the command; its trace is in Prefect's pages.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # a server that is away would fill the terminal with events
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds; automations.yaml counts on it
+        "PREFECT_WORKER_QUERY_SECONDS": "5",
+        "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
         "MLFLOW_TRACKING_URI": f"sqlite:///{state}/mlflow.db",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,24 +26,25 @@ async def collect(
     round_index: int,
     seed: int,
     greedy: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[..., object] | None = None,
     samples: int | None = None,
 ) -> list[Trajectory]:
     """``samples`` (``loop.group_size``) trajectories for each question, in order of question and sample.
 
     Every turn has its own seed. An engine that is not ``continuous`` gets fixed blocks, ``rollout.block_questions``
     groups or as many rows of fewer samples: its batches, and so the result, are a function of the arguments. Others
-    get all at once, and no trajectory waits for another. ``progress`` is told how many are finished.
+    get all at once, and no trajectory waits for another. ``progress`` is told how many are finished, and at what rate.
     """
     agent = _Agent(engine, searcher, config, greedy, round_index, seed)
-    done = 0
+    done, tokens, began = 0, 0, time.monotonic()
 
     async def finished(question: Question, sample_index: int) -> Trajectory:
-        nonlocal done
+        nonlocal done, tokens
         trajectory = await agent.attempt(question, sample_index)
         done += 1
+        tokens += sum(len(turn.response_ids) for turn in trajectory.turns)
         if progress is not None:
-            progress(done)
+            progress(done, tokens_per_s=tokens / max(time.monotonic() - began, 1e-9))
         return trajectory
 
     trajectories: list[Trajectory] = []

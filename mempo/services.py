@@ -1,6 +1,7 @@
-"""Detached servers of one state folder: started once behind a file lock, known by pid and start time, stopped exactly.
+"""Detached services of one state folder: started once behind a file lock, known by pid and start time, stopped exactly.
 
-``services.json`` is written before a server is ready: one whose starter was killed is found, waited for or stopped.
+``services.json`` is written before a service is ready: one whose starter was killed is found, waited for or stopped.
+What a service starts has its mark in the environment, and is stopped with it even where the service has died.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from mempo import family
+
 DEADLINE_S = 120.0
+PORT = "{port}"  # stands for the port in a command and its environment
 
 Say = Callable[[str], None]
 
@@ -32,7 +36,10 @@ class ServiceError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A server on 127.0.0.1. ``started`` is its process's creation time: a recycled pid has another one."""
+    """What answers ``health`` on 127.0.0.1: a server, or a worker.
+
+    ``started`` is its process's creation time: a recycled pid has another one.
+    """
 
     name: str
     pid: int
@@ -73,11 +80,20 @@ def locked(state: Path, name: str, *, deadline_s: float = DEADLINE_S) -> Iterato
 
 
 def ensure(
-    state: Path, name: str, command: Sequence[str], health: str, preferred_port: int, *, say: Say, deadline_s: float
+    state: Path,
+    name: str,
+    command: Sequence[str],
+    health: str,
+    preferred_port: int,
+    *,
+    say: Say,
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
 ) -> Service:
-    """The server ``name`` that runs, or ``python -m <command> --host --port`` started now; it answers on return.
+    """The service ``name`` that runs, or ``python -m <command>`` started now; it answers on return.
 
-    Raises ``ServiceError`` with the log's path where it ends, or does not answer within ``deadline_s``.
+    ``PORT`` in ``command`` and in the additional ``environment`` becomes the port. Raises ``ServiceError`` with the
+    log's path where it ends, or does not answer within ``deadline_s``.
     """
     log = state / "logs" / f"{name}.log"
     give_up = time.monotonic() + deadline_s
@@ -86,29 +102,33 @@ def ensure(
             service = alive(state).get(name)
             if service is None:
                 # From the second attempt on any port: another program was faster on the preferred one.
-                service = _spawn(name, command, health, free_port(0 if attempt else preferred_port), log)
+                former = recorded(state).get(name)  # whoever knew it finds it again
+                port = free_port(0 if attempt else former.port if former else preferred_port)
+                service = _spawn(state, name, command, environment or {}, health, port)
                 _write(state, recorded(state) | {name: service})
             if _wait(service, give_up, say):
                 return service
             if process := service.process():
-                _end(process)
-                raise ServiceError(f"the {name} server did not answer within {deadline_s:.0f} s; its log: {log}")
-    raise ServiceError(f"the {name} server ended as it started; its log: {log}")
+                family.end(process)
+                raise ServiceError(f"{name} did not answer within {deadline_s:.0f} s; its log: {log}")
+    raise ServiceError(f"{name} ended as it started; its log: {log}")
 
 
-def stop(state: Path) -> list[str]:
-    """End exactly the servers that were started from ``state``; a line on each."""
+def stop(state: Path, *names: str) -> list[str]:
+    """End exactly the services that were started from ``state``, or the named ones, the last first; a line on each."""
     if not _file(state).exists():
         return []
     done = []
     with locked(state, "services"):
-        for service in recorded(state).values():
-            if process := service.process():
-                _end(process)
-                done.append(f"stopped the {service.name} server (pid {service.pid}, port {service.port})")
+        for service in reversed([found for name, found in recorded(state).items() if not names or name in names]):
+            process = service.process()
+            family.end(*family.marked(f"{state.resolve()}:{service.name}"), *([process] if process else []))
+            if process:
+                done.append(f"stopped {service.name} (pid {service.pid}, port {service.port})")
             else:
-                done.append(f"the {service.name} server (pid {service.pid}) had ended already")
-        _file(state).unlink(missing_ok=True)
+                done.append(f"{service.name} (pid {service.pid}) had ended already")
+        if not names:
+            _file(state).unlink(missing_ok=True)
     return done
 
 
@@ -136,13 +156,19 @@ def free_port(preferred: int) -> int:
     raise ServiceError("no free port on 127.0.0.1")
 
 
-def _spawn(name: str, command: Sequence[str], health: str, port: int, log: Path) -> Service:
+def _spawn(
+    state: Path, name: str, command: Sequence[str], environment: Mapping[str, str], health: str, port: int
+) -> Service:
+    log = state / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [sys.executable, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
+    arguments = [sys.executable, "-m", *(word.replace(PORT, str(port)) for word in command)]
+    own = {key: value.replace(PORT, str(port)) for key, value in environment.items()} | family.mark(
+        f"{state.resolve()}:{name}"
+    )
     with log.open("ab") as output:
         # A session of its own: Ctrl-C ends the program at once and leaves the server to record how the run ended.
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        child = subprocess.Popen(arguments, cwd=log.parent, start_new_session=True, **streams)
+        child = subprocess.Popen(arguments, cwd=log.parent, env=os.environ | own, start_new_session=True, **streams)
     return Service(name, child.pid, port, psutil.Process(child.pid).create_time(), health)
 
 
@@ -150,12 +176,12 @@ def _wait(service: Service, give_up: float, say: Say) -> bool:
     """True once the server answers; False where it has ended or ``give_up`` has come."""
     began, waited = time.monotonic(), 0.0
     while (process := service.process()) and time.monotonic() < give_up:
-        if _listens(process, service.port) and _healthy(service):
+        if family.listens(process, service.port) and _healthy(service):
             if waited:
-                say(f"{service.name} server ready at {service.url} after {waited:.0f} s")
+                say(f"{service.name} ready at {service.url} after {waited:.0f} s")
             return True
         waited = time.monotonic() - began
-        say(f"starting {service.name} server ... {waited:.0f} s")
+        say(f"starting {service.name} ... {waited:.0f} s")
         time.sleep(0.3)
     return False
 
@@ -169,27 +195,6 @@ def _healthy(service: Service) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _listens(process: psutil.Process, port: int) -> bool:
-    """Whether this process or a child of it holds the port: another clone's server must not pass for ours."""
-    try:
-        return any(
-            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            for member in [process, *process.children(recursive=True)]
-            for connection in member.net_connections("inet")
-        )
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _end(process: psutil.Process, patience_s: float = 10.0) -> None:
-    family = [process, *process.children(recursive=True)]
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for member in family:
-            with suppress(psutil.NoSuchProcess):
-                end(member)
-        family = psutil.wait_procs(family, timeout=patience_s)[1]
 
 
 def _file(state: Path) -> Path:

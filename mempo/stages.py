@@ -18,7 +18,9 @@ HERE = Path(".")
 def ready(
     root: Path, settings: list[str] | None, policies: Sequence[str] = (), *, needs: Sequence[str] | None = None
 ) -> list[str]:
-    """Check the settings, and that the data and the policies ``needs`` are there; then see that Prefect answers."""
+    """Check the settings, and that the data and the policies ``needs`` are there; then see that Prefect answers, and
+    sign the command's flow runs.
+    """
     from mempo import cli, local
     from mempo.config import UNTRAINED
     from mempo.params import load_config
@@ -30,6 +32,9 @@ def ready(
     if needs is not None:
         Workspace(root).require(*needs)
     local.start(say=cli.status_line())
+    from tasks import flow_runs  # brings Prefect, which reads its environment once
+
+    flow_runs.sign()
     return settings or []
 
 
@@ -42,6 +47,8 @@ def prepare(settings: Set = None, root: Root = HERE) -> None:
     found = flow(settings, str(root))
     sizes = ", ".join(f"{name} {split['num_questions']}" for name, split in found["splits"].items())
     typer.echo(f"{found['num_documents']} documents; questions: {sizes}")
+    for path, file in found.get("files", {}).items():
+        typer.echo(f"{path}: {file['num_rows']} rows, {sum(file['rejected'].values())} rejected")
 
 
 @stages.command()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError
 
 from mempo import arrow
 
@@ -23,32 +27,43 @@ M = TypeVar("M", bound=BaseModel)
 # --- whole or not at all ---------------------------------------------------------------------------------------------
 
 
+class Overtaken(OSError):
+    """Another process began to write the same path: the half-written file of this one was taken away."""
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Write the yielded path; at success it is flushed to the disk and becomes ``path``, at failure it goes.
 
-    One writer a path. A killed write leaves ``.name.tmp`` beside it: no reader looks at it, the next write removes it.
+    Of two writers of one path the later one goes on, the other raises ``Overtaken``. A killed write leaves
+    ``.name.<hex>.tmp`` beside it: no reader looks at it, the next write removes it.
     """
-    with _beside(path) as temporary:
+    with _beside(path, Path.touch) as temporary:
         yield temporary
         _flush(temporary)
         os.replace(temporary, path)
-        _flush(path.parent)
+    _flush(path.parent)
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; at success it becomes ``path``, in one step where a former ``path`` stands."""
-    with _beside(path) as temporary:
-        temporary.mkdir()
+    with _beside(path, Path.mkdir) as temporary:
         yield temporary
         for item in [*temporary.rglob("*"), temporary]:
             _flush(item)
-        if path.exists():
-            _exchange(temporary, path)
-        else:
+        try:
             os.replace(temporary, path)
-        _flush(path.parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            _exchange(temporary, path)
+    _flush(path.parent)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file or folder of this name is, or was, one that somebody writes: no data."""
+    return name.startswith(".") and name.endswith(".tmp")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -57,19 +72,47 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.tmp")
+def _beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove(temporary)
+    _take_away_others(path)
+    temporary = _temporary(path)
+    make(temporary)
     try:
         yield temporary
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number in (errno.ENOENT, errno.ESTALE) and not temporary.exists():
+            raise Overtaken(f"{path}: another process began to write it too, this one's half is gone") from error
+        if number and not getattr(error, "filename", None):
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
     finally:
         _remove(temporary)
 
 
+def _error_number(error: Exception) -> int | None:
+    """The system's own number, which safetensors puts into its text. No library names the file that it writes."""
+    told = re.search(r"os error (\d+)", str(error))
+    return error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _take_away_others(path: Path) -> None:
+    """What killed writes left, and what slower writers hold: renamed first, so that none is published half removed."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}\.tmp")
+    for name in filter(pattern.fullmatch, os.listdir(path.parent)):
+        taken = _temporary(path)
+        with suppress(FileNotFoundError):  # its writer, or a third one, was faster
+            os.replace(path.with_name(name), taken)
+            _remove(taken)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # what two remove at once; the next write removes what is left
     else:
         path.unlink(missing_ok=True)
 
@@ -86,13 +129,20 @@ def _exchange(new: Path, old: Path) -> None:
     """Swap two folders: POSIX rename cannot replace a folder that holds files, Linux can swap two in one step."""
     libc = ctypes.CDLL(None, use_errno=True)
     at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if hasattr(libc, "renameat2") and not libc.renameat2(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), exchange):
-        return
-    # Elsewhere two renames; a kill between them leaves the former folder whole under its second name.
+    if hasattr(libc, "renameat2"):
+        if not libc.renameat2(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), exchange):
+            return
+        if (code := ctypes.get_errno()) not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), str(new))
+    # On NFS and elsewhere two renames; a kill between them leaves the former folder whole under its second name.
     aside = old.with_name(f".{old.name}.old.tmp")
     _remove(aside)
     os.replace(old, aside)
-    os.replace(new, old)
+    try:
+        os.replace(new, old)
+    except OSError:
+        os.replace(aside, old)
+        raise
     _remove(aside)
 
 
@@ -106,7 +156,7 @@ def content_hash(path: Path) -> str:
     total = hashlib.sha256()
     for item in sorted(item for item in path.rglob("*") if item.is_file()):
         name = item.relative_to(path).as_posix()
-        if not any(part.startswith(".") and part.endswith(".tmp") for part in Path(name).parts):
+        if not any(map(is_leftover, Path(name).parts)):
             total.update(f"{name}\0{content_hash(item)}\n".encode())
     return total.hexdigest()
 

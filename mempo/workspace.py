@@ -6,8 +6,6 @@ ignore and that survives ``dvc repro``. The key hashes all that changes results:
 
 from __future__ import annotations
 
-import fcntl
-import os
 import platform
 import shutil
 import subprocess
@@ -18,17 +16,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mempo import storage
+from mempo import lease, storage
 from mempo.config import SCHEMA, Config, digest
-from mempo.console import console
 from mempo.params import ConfigError, checked
+from mempo.share import Share
+from mempo.store import Store
 
 # Sections that change no result: how long, where, how fast, how shown.
-_FREE = {"ablate", "diagnose", "evaluation", "tracking", "policies", "preset"}
+_FREE = {"ablate", "diagnose", "evaluation", "policies", "preset", "shards", "storage", "tracking"}
 _FREE_KEYS = {
     "loop": {"num_rounds", "keep_every", "dev_every"},
     "loss": {"max_mismatch"},
     "runtime": {"max_batch", "gradient_checkpointing", "vllm", "deepspeed"},
+    "search": {"urls", "deadline_s", "retries", "cache_size"},
     "warmstart": {"save_every"},
 }
 
@@ -92,6 +92,10 @@ class Run:
     def config_file(self) -> Path:
         return self.folder / "config.json"
 
+    @property
+    def share(self) -> Share:
+        return Share(self.workspace.root, self.config.storage.url)
+
     def round(self, index: int) -> Path:
         return self.folder / f"round_{index:04d}"
 
@@ -104,20 +108,25 @@ class Run:
         """One process at a time on a policy of a workspace: two would write the same files.
 
         The second waits, saying for whom, and then finds the work done: so does a command that is given again after
-        only its parent was killed. A process that is killed lets go.
+        only its parent was killed. One that is killed lets go, on another host once ``storage.lease_s`` has passed.
+        With a store, what the former one has sent there comes here first.
         """
-        root = self.workspace.root
-        with (root / "runs" / f"{self.name}.lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                console.print(f"waiting for process {file.read()}, which works on {self.name} in {root.resolve()}")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        root, config = self.workspace.root, self.config.storage
+        what = f"{self.name} in {config.url or root.resolve()}"
+        with lease.held(Store(config.url or root), f"runs/{self.name}.lock", config.lease_s, what=what):
+            self._join()
             yield
+
+    def _join(self) -> None:
+        """From the store the rounds so far and the newest policy, to the store what others start from."""
+        if self.share.url is None:
+            return
+        self.share.send(self.workspace.data, self.policy(0), self.config_file)
+        done = 0
+        for index in range(self.config.loop.num_rounds):
+            self.share.fetch_below(self.round(index))
+            done += (self.round(index) / "update.json").exists()
+        self.share.fetch(self.policy(done))
 
 
 def recorded(run_folder: Path) -> Config:

@@ -12,6 +12,7 @@ from mempo import data, storage, warmstart
 from mempo.config import Config
 from mempo.console import progress
 from mempo.params import load_config
+from mempo.share import Share
 from mempo.workspace import Run, Workspace
 
 
@@ -38,6 +39,7 @@ def open_run(name: str, overrides: Sequence[str], root: Path) -> Run:
     """The run folder of policy ``name``, found again by its key or started. Raises ``FileNotFoundError``."""
     workspace = Workspace(root)
     config = read_config(root, overrides, policy=name)
-    workspace.require("warmstart")
     inputs = {"data": workspace.data, "warmstart": workspace.checkpoint("warmstart")}
+    Share(root, config.storage.url).fetch(*inputs.values())
+    workspace.require("warmstart")
     return workspace.run(name, config, {label: storage.content_hash(path) for label, path in inputs.items()})

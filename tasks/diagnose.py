@@ -10,12 +10,18 @@ from mempo import controls, rounds, storage
 from mempo.records import Sample, Trajectory
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
-from tasks import engines
-from tasks.round import Figures, policy_engine, remake, step, truth
+from tasks import engines, shards
+from tasks.parts import Figures, policy_engine
+from tasks.round import remake, step, truth
 
 
 @step
 def _diagnose(run: Run, round_index: int) -> Figures:
+    return shards.figures(run, round_index, "diagnose", lambda: diagnose_round(run, round_index))
+
+
+def diagnose_round(run: Run, round_index: int) -> Figures:
+    """Controls of the round's memories, written to ``controls.parquet``, and the gradients of both signals."""
     folder, config = run.round(round_index), run.config
     records = rounds.read_round(folder)
     policy = remake(run, round_index)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mempo.journal import hidden
+
 MAX_VALUE, MAX_NAME = 6000, 250  # MLflow's limits, in characters
-PASSWORD_IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")
 _SECRET = re.compile(r"(^|[._-])(password|passwd|secret|api_?key|(access|auth|api)_?token|credentials?)$", re.I)
 
 
@@ -25,5 +26,5 @@ def flat_params(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flat_params(value, f"{name}.")
         elif not _SECRET.search(name):
-            flat[name] = PASSWORD_IN_URL.sub(r"\1:***@", str(value))[:MAX_VALUE]
+            flat[name] = hidden(str(value))[:MAX_VALUE]
     return flat

@@ -18,28 +18,26 @@ from typing import Any
 
 from prefect import task
 
-from mempo import diagnoses, evaluation, rounds, samples, scoring, storage, update as updating
+from mempo import diagnoses, evaluation, journal, rounds, samples, storage, update as updating
 from mempo.console import progress
 from mempo.data import Truth, read_truth
-from mempo.engines import Engine
 from mempo.proof import StaleWeights
-from mempo.records import Question, Sample
+from mempo.records import Question, Sample, Trajectory, TurnScore
 from mempo.rescore import chains
 from mempo.rollout import collect
-from mempo.search import Searcher, open_searcher
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
-from tasks import engines
+from tasks import engines, parts, shards
+from tasks.parts import Figures, policy_engine, searcher_of
 
 PROCESS = f"{os.getpid()}@{time.time():.3f}"
-Figures = dict[str, float]
 
 
 def is_transient(task: Any, run: Any, state: Any) -> bool:
     """Retry what may pass by itself (a tool, a file system); a wrong value or a missing file stays wrong."""
     try:
         state.result()
-    except (ValueError, TypeError, KeyError, FileNotFoundError, FloatingPointError, StaleWeights):
+    except (ValueError, TypeError, KeyError, FileNotFoundError, FloatingPointError, StaleWeights, shards.ShardFailed):
         return False
     except Exception:
         return True
@@ -55,12 +53,17 @@ def step(function: Callable[..., Figures]) -> Callable[..., None]:
     @wraps(function)
     def resumable(run: Run, round_index: int, *args: Any) -> None:
         done = run.round(round_index) / f"{name}.json"
-        if done.exists():
-            return
-        started, clock, cpu = time.time(), time.perf_counter(), time.process_time()
-        figures = function(run, round_index, *args)
-        times = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu}
-        storage.write_json(done, {"figures": figures, "started": started, "process": PROCESS, **times})
+        if not done.exists():
+            started, clock, cpu = time.time(), time.perf_counter(), time.process_time()
+            with journal.timed(name, round=round_index):
+                figures = function(run, round_index, *args)
+            cpu = time.process_time() - cpu + shards.cpu_seconds(run, round_index, name)
+            times = {"seconds": time.perf_counter() - clock, "cpu_seconds": cpu}
+            made = {"figures": figures, "started": started, "clock": clock, "process": PROCESS}
+            storage.write_json(done, made | times)
+        # Of a step that is done too: a kill may have come between.
+        parts.tidy(run, round_index, name)
+        run.share.send(*filter(Path.is_file, run.round(round_index).iterdir()))
 
     return resumable
 
@@ -68,31 +71,20 @@ def step(function: Callable[..., Figures]) -> Callable[..., None]:
 @step
 def rollout(run: Run, round_index: int, policy: Path) -> Figures:
     """A group of trajectories for each question of the round."""
-    loop = run.config.loop
-    questions = rounds.questions_of_round(
-        _questions(run.workspace.data, "train"), round_index, loop.questions_per_round, loop.seed
-    )
-    engine = policy_engine(policy, run)
-    searcher = _searcher(run)
-    with progress(f"{run.name} {round_index} rollout", len(questions) * loop.group_size) as advance:
-        trajectories = asyncio.run(
-            collect(engine, searcher, questions, run.config, round_index=round_index, seed=loop.seed, progress=advance)
-        )
-    storage.write_records(run.round(round_index) / "questions.parquet", questions)
-    storage.write_records(run.round(round_index) / "rollouts.parquet", trajectories)
+    loop, folder = run.config.loop, run.round(round_index)
+    train = _questions(run.workspace.data, "train")
+    questions = rounds.questions_of_round(train, round_index, loop.questions_per_round, loop.seed, loop.curriculum)
+    storage.write_records(folder / "questions.parquet", questions)
+    run.share.send(policy, folder / "questions.parquet")
+    trajectories = shards.records(run, round_index, policy, "rollout", Trajectory)
+    storage.write_records(folder / "rollouts.parquet", trajectories)
     return rounds.rollout_figures(trajectories)
 
 
 @step
 def score(run: Run, round_index: int, policy: Path) -> Figures:
     """Log-probabilities of the answer given the memory and given everything, with the weights that wrote them."""
-    made = rounds.read_round(run.round(round_index))
-    engine = policy_engine(policy, run)
-    reference = None
-    if scoring.needs_reference(run.config):
-        reference = engines.reference(policy, run.policy(0), run.config.runtime)
-    actor = engines.actor(policy, run.config.runtime)
-    scores = scoring.score(engine, made.trajectories, made.questions, run.config, reference=reference, actor=actor)
+    scores = shards.records(run, round_index, policy, "score", TurnScore)
     storage.write_records(run.round(round_index) / "scores.parquet", scores)
     return rounds.score_figures(scores)
 
@@ -114,10 +106,11 @@ def advantage(run: Run, round_index: int) -> Figures:
 
 @step
 def _update(run: Run, round_index: int, policy: Path) -> Figures:
-    return _train(run, round_index, policy)
+    return shards.figures(run, round_index, "update", lambda: train_policy(run, round_index, policy))
 
 
-def _train(run: Run, round_index: int, policy: Path) -> Figures:
+def train_policy(run: Run, round_index: int, policy: Path) -> Figures:
+    """Make the policy after ``round_index`` from the round's samples and the policy before."""
     config = run.config
     built = storage.read_records(run.round(round_index) / "samples.parquet", Sample)
     temperature, adapter = config.rollout.temperature, config.lora
@@ -141,19 +134,25 @@ def remake(run: Run, version: int) -> Path:
 
     A longer run keeps few policies: a shorter one, or other rounds to check or to keep, may then need another.
     """
+    run.share.fetch(run.policy(version))
     first = next((made for made in range(version, 0, -1) if run.policy(made).exists()), 0)
     for round_index in range(first, version):
-        _train(run, round_index, run.policy(round_index))
+        train_policy(run, round_index, run.policy(round_index))
     return run.policy(version)
 
 
 @step
 def _check(run: Run, round_index: int) -> Figures:
+    return shards.figures(run, round_index, "check", lambda: check_policy(run, round_index))
+
+
+def check_policy(run: Run, round_index: int) -> Figures:
+    """Greedy exact match of the policy after ``round_index`` on the dev questions."""
     questions = _questions(run.workspace.data, "dev")
     with progress(f"{run.name} {round_index} dev", len(questions)) as advance:
         trajectories = asyncio.run(
             collect(
-                policy_engine(remake(run, round_index + 1), run), _searcher(run), questions, run.config,
+                policy_engine(remake(run, round_index + 1), run), searcher_of(run), questions, run.config,
                 round_index=0, seed=run.config.evaluation.seed, greedy=True, samples=1, progress=advance,
             )
         )  # fmt: skip
@@ -179,17 +178,3 @@ _truth = cache(read_truth)
 @cache
 def _questions(data: Path, split: str) -> list[Question]:
     return storage.read_records(data / f"{split}.parquet", Question)
-
-
-def policy_engine(policy: Path, run: Run) -> Engine:
-    """The rounds of a run share one engine; the next policy replaces the one that it runs."""
-    return engines.engine_of(policy, run.config.runtime)
-
-
-@cache
-def _open_searcher(corpus: Path, options: Any) -> Searcher:
-    return open_searcher(corpus, options)
-
-
-def _searcher(run: Run) -> Searcher:
-    return _open_searcher(run.workspace.data / "corpus.jsonl", run.config.search)

@@ -1,7 +1,6 @@
-"""Tracking: one flat MLflow run a training, resumable, and never in training's way.
+"""The only MLflow file: one flat run a training, found again by its key in any store.
 
-A server that is down costs seconds: a call is two short tries, then nothing is tried for twenty times as long as it
-took, so an outage takes at most 5 % of the time. What was missed is logged later, from the files (``catch_up``).
+Functions here speak to the store and raise what it raises; ``patience`` keeps that out of training's way.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,55 +23,101 @@ from mlflow.tracing.client import TracingClient
 from mempo import local, storage
 from mempo.config import digest
 from tasks import chart_view
-from tasks.names import PASSWORD_IN_URL, flat_params, metric_name
+from tasks.names import flat_params, metric_name
 from tasks.traces import Trace
-
-log = logging.getLogger(__name__)
 
 _MAX_PARAMS, _MAX_METRICS = 100, 1000  # MLflow's limits of a call
 
-Round = tuple[int, Mapping[str, float], int]
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints the trace of what it also raises
 
 
 @dataclass(slots=True)
 class TrackedRun:
-    """A run, found in the store by the ``key`` in its tag; ``state_file`` keeps key and last step across restarts."""
+    """A run, found in a store by the ``key`` in its tag.
+
+    What is not in the run's other files stands in ``state_file``: key, tags, status, beginning and end in ms since
+    1970, ``facts``, and the last round that each store has whole.
+    """
 
     name: str
     experiment: str
     config: Mapping[str, Any]
     tags: Mapping[str, str]
     state_file: Path
+    facts: Mapping[str, Any]
     key: str
+    started_ms: int
+    status: str = "RUNNING"
+    ended_ms: int | None = None
+    logged: dict[str, int] = field(default_factory=dict)
     run_id: str | None = None
-    last_logged: int = -1
-    open: bool = False
-    silent_until: float = 0.0
+    experiment_id: str | None = None
+
+    @property
+    def last_logged(self) -> int:
+        """The last round that the store of this moment has whole; -1 where it has none."""
+        return self.logged.get(_store(), -1)
+
+    def log_through(self, round_index: int) -> None:
+        self.logged[_store()] = round_index
+        self.save()
+
+    def become(self, status: str) -> None:
+        """RUNNING, or FINISHED, FAILED or KILLED from now on."""
+        self.status = status
+        self.ended_ms = None if status == "RUNNING" else _now_ms()
+        self.save()
 
     def save(self) -> None:
-        known = {"key": self.key, "last_logged": self.last_logged, "store": digest(mlflow.get_tracking_uri())}
-        storage.write_json(self.state_file, known)
+        names = ("key", "tags", "started_ms", "status", "ended_ms", "logged")
+        storage.write_json(self.state_file, {name: getattr(self, name) for name in names} | self.facts)
 
 
 def open_tracking(
-    run_name: str, config: Mapping[str, Any], tags: Mapping[str, str], state_file: Path, *, experiment: str = "mempo"
+    run_name: str,
+    config: Mapping[str, Any],
+    tags: Mapping[str, str],
+    state_file: Path,
+    *,
+    experiment: str = "mempo",
+    **facts: Any,
 ) -> TrackedRun:
-    """The run that ``state_file`` names, running again, or a new one with ``config`` as its params.
+    """The run that ``state_file`` names, or a new one with ``config`` as its params. No store is asked.
 
     Params are those of the first start: ``section.key``, secrets left out, values cut to 6000 characters.
     """
-    known = storage.read_json(state_file) if state_file.exists() else {}
-    if known.pop("store", None) != digest(mlflow.get_tracking_uri()):
-        known = {"key": uuid.uuid4().hex}  # another store has no such run: everything is logged there anew
-    state_file.parent.mkdir(parents=True, exist_ok=True)
-    run = TrackedRun(run_name, experiment, config, tags, state_file, **known)
+    found = storage.read_json(state_file) if state_file.exists() else {}
+    known = {"key": uuid.uuid4().hex, "started_ms": _now_ms()} | {
+        name: found[name] for name in ("key", "started_ms", "status", "ended_ms", "logged") if name in found
+    }
+    run = TrackedRun(run_name, experiment, config, found.get("tags", {}) | tags, state_file, facts, **known)
     run.save()
-    _attempt(run, lambda run_id: None)
     return run
 
 
-def log_metrics(run: TrackedRun, metrics: Mapping[str, float], step: int, timestamp_ms: int) -> bool:
-    """One point a metric; the same values, step and time again add none. Whether it was logged.
+def begin(run: TrackedRun) -> str:
+    """The id of the run in the store, which is made where it is not there; from now on it has our tags and status."""
+    if run.run_id is None:
+        experiment_id = _experiment_id(run.experiment)
+        client = mlflow.MlflowClient()
+        found = client.search_runs([experiment_id], f"tags.`mempo.key` = '{run.key}'", max_results=1)
+        if not found:
+            run.log_through(-1)
+            tags = {"mempo.key": run.key}
+            found = [client.create_run(experiment_id, run.started_ms, tags, run.name)]
+        run_id = str(found[0].info.run_id)
+        if not found[0].data.params:
+            params = [Param(name, value) for name, value in flat_params(run.config).items()]
+            for first in range(0, len(params), _MAX_PARAMS):
+                client.log_batch(run_id, params=params[first : first + _MAX_PARAMS])
+        client.update_run(run_id, status=run.status, name=run.name)
+        client.log_batch(run_id, tags=[RunTag(name, str(value)) for name, value in run.tags.items()])
+        run.run_id, run.experiment_id = run_id, experiment_id
+    return run.run_id
+
+
+def log_metrics(run: TrackedRun, metrics: Mapping[str, float], step: int, timestamp_ms: int) -> None:
+    """One point a metric; the same values, step and time again add none.
 
     Values that are not finite are left out and counted as ``not_finite``; see ``metric_name`` for names.
     """
@@ -80,64 +125,41 @@ def log_metrics(run: TrackedRun, metrics: Mapping[str, float], step: int, timest
     if len(metrics) > len(finite):
         finite["not_finite"] = float(len(metrics) - len(finite))
     points = [Metric(name, value, timestamp_ms, step) for name, value in finite.items()]
-
-    def send(run_id: str) -> None:
-        for first in range(0, len(points), _MAX_METRICS):
-            mlflow.MlflowClient().log_batch(run_id, metrics=points[first : first + _MAX_METRICS])
-
-    return _attempt(run, send)
+    for first in range(0, len(points), _MAX_METRICS):
+        mlflow.MlflowClient().log_batch(begin(run), metrics=points[first : first + _MAX_METRICS])
 
 
-def catch_up(run: TrackedRun, rounds: Iterable[Round]) -> bool:
-    """Log what is not logged yet of all rounds so far, each (round, metrics, time of its file in ms), in order."""
-    for step, metrics, timestamp_ms in sorted(rounds, key=lambda entry: entry[0]):
-        if step > run.last_logged:
-            if not log_metrics(run, metrics, step, timestamp_ms):
-                return False
-            run.last_logged = step
-            run.save()
-    return True
-
-
-def log_table(run: TrackedRun, name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+def log_table(run: TrackedRun, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """The table ``name``.json at the artifact root, replacing the former one (``mlflow.log_table`` would append)."""
     cells = [
         [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in c] for c in columns.values()
     ]
     rows = list(zip(*cells, strict=True))
-
-    def send(run_id: str) -> None:
-        client = mlflow.MlflowClient()
-        client.log_dict(run_id, {"columns": list(columns), "data": rows}, f"{name}.json")
-        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": f"{name}.json", "type": "table"}]))
-
-    return _attempt(run, send)
+    client, run_id = mlflow.MlflowClient(), begin(run)
+    client.log_dict(run_id, {"columns": list(columns), "data": rows}, f"{name}.json")
+    client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": f"{name}.json", "type": "table"}]))
 
 
-def log_figure(run: TrackedRun, figure: Figure, name: str) -> bool:
+def log_figure(run: TrackedRun, figure: Figure, name: str) -> None:
     """The picture ``name`` at the artifact root: there, under one name in all runs, the compare page shows it."""
-    return _attempt(run, lambda run_id: mlflow.MlflowClient().log_figure(run_id, figure, name))
+    mlflow.MlflowClient().log_figure(begin(run), figure, name)
 
 
-def log_trace(run: TrackedRun, trace: Trace, timestamp_ms: int) -> bool:
+def log_trace(run: TrackedRun, trace: Trace, timestamp_ms: int) -> None:
     """``trace`` in the run's experiment, linked to the run; the same key again is the same trace."""
     trace_id = f"tr-{digest([run.key, trace.key], 32)}"
-
-    def send(run_id: str) -> None:
-        place = TraceLocation.from_experiment_id(mlflow.MlflowClient().get_run(run_id).info.experiment_id)
-        info = TraceInfo(trace_id, place, timestamp_ms, TraceState.OK, **trace.summary(run_id))
-        # The store itself: the public way hands spans to a queue that swallows failures, each after tries of its own.
-        client = TracingClient()
-        client.log_spans(info.experiment_id, [Span.from_dict(span) for span in trace.rows(trace_id, timestamp_ms)])
-        client.start_trace(info)
-
-    return _attempt(run, send)
+    run_id = begin(run)
+    place = TraceLocation.from_experiment_id(run.experiment_id)
+    info = TraceInfo(trace_id, place, timestamp_ms, TraceState.OK, **trace.summary(run_id))
+    # The store itself: the public way hands spans to a queue that swallows failures, each after tries of its own.
+    client = TracingClient()
+    client.log_spans(info.experiment_id, [Span.from_dict(span) for span in trace.rows(trace_id, timestamp_ms)])
+    client.start_trace(info)
 
 
-def close(run: TrackedRun, status: str = "FINISHED") -> bool:
-    """End the run as FINISHED, FAILED or KILLED; tried even where the server was down a moment ago."""
-    run.silent_until = 0.0
-    return _attempt(run, lambda run_id: mlflow.MlflowClient().set_terminated(run_id, status))
+def end(run: TrackedRun) -> None:
+    """Tell the store of the run's status and end."""
+    mlflow.MlflowClient().set_terminated(begin(run), run.status, run.ended_ms)
 
 
 def charts_url(server: str, experiment: str = "mempo", view: str = "mempo") -> str:
@@ -145,40 +167,12 @@ def charts_url(server: str, experiment: str = "mempo", view: str = "mempo") -> s
     return f"{server}/#/experiments/{_experiment_id(experiment)}/runs?{chart_view.query(view)}"
 
 
-def _attempt(run: TrackedRun, send: Callable[[str], object]) -> bool:
-    """``send(run id)`` on an open run; a failure is a warning and a pause, never an error."""
-    began = time.monotonic()
-    if began < run.silent_until:
-        return False
-    try:
-        if not run.open:
-            _open(run)
-        assert run.run_id is not None
-        send(run.run_id)
-    except Exception as error:  # whatever a store, a network or a disk raises: training goes on
-        now = time.monotonic()
-        run.silent_until = now + 20 * (now - began)
-        reason = PASSWORD_IN_URL.sub(r"\1:***@", str(error)).partition("\n")[0]
-        log.warning("tracking: %s; logged later from the files", reason[:200])
-        return False
-    return True
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
-def _open(run: TrackedRun) -> None:
-    experiment_id = _experiment_id(run.experiment)
-    client = mlflow.MlflowClient()
-    found = client.search_runs([experiment_id], f"tags.`mempo.key` = '{run.key}'", max_results=1)
-    if not found:
-        run.last_logged = -1
-        found = [client.create_run(experiment_id, tags={"mempo.key": run.key}, run_name=run.name)]
-    run.run_id = str(found[0].info.run_id)
-    if not found[0].data.params:
-        params = [Param(name, value) for name, value in flat_params(run.config).items()]
-        for first in range(0, len(params), _MAX_PARAMS):
-            client.log_batch(run.run_id, params=params[first : first + _MAX_PARAMS])
-    client.update_run(run.run_id, status="RUNNING", name=run.name)
-    client.log_batch(run.run_id, tags=[RunTag(name, str(value)) for name, value in run.tags.items()])
-    run.open = True
+def _store() -> str:
+    return digest(mlflow.get_tracking_uri())
 
 
 def _experiment_id(name: str) -> str:
@@ -188,8 +182,8 @@ def _experiment_id(name: str) -> str:
         found = client.get_experiment_by_name(name)
         if found is None:
             # The default would be ./mlruns, which is gone with a temporary copy of the repository.
-            sqlite = mlflow.get_tracking_uri().startswith("sqlite")
-            location = (local.state_folder() / "artifacts" / metric_name(name)).as_uri() if sqlite else None
+            here = local.state_folder() / "artifacts" / metric_name(name)
+            location = None if mlflow.get_tracking_uri().startswith("http") else here.as_uri()
             found = client.get_experiment(client.create_experiment(name, artifact_location=location))
         for tag, view in chart_view.tags().items():
             if tag not in found.tags:  # a view that somebody rearranged stays

@@ -19,6 +19,7 @@ from mempo.engines import BaseScorer, Generation, Sampling, loader, policy_versi
 from mempo.engines.background import BackgroundLoop
 from mempo.engines.decoding import make_stops
 from mempo.engines.vllm_replies import Places
+from mempo.engines.vllm_worker import STARTER
 from mempo.packing import TokenTree
 from mempo.runtime import Runtime
 
@@ -135,7 +136,8 @@ class VLLMEngine:
             trust_remote_code=False,
             disable_log_stats=True,
         )
-        with set_env_var("OMP_NUM_THREADS", str(runtime.num_threads)):  # for the processes that start
+        # For the processes that start.
+        with set_env_var("OMP_NUM_THREADS", str(runtime.num_threads)), set_env_var(STARTER, str(os.getpid())):
             self._llm = AsyncLLM.from_engine_args(arguments)
 
     async def _change(self, policy: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from mempo import lora, storage
+
+STARTER = "MEMPO_VLLM_STARTER"  # the process id with which a worker ends
 
 
 class WeightSync:
@@ -36,3 +41,16 @@ def _weights(folder: Path) -> Iterator[tuple[str, Any]]:
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 yield name, weights.get_tensor(name)
+
+
+def _end_with(starter: int) -> None:
+    """vLLM 0.32 does not see that its starter was killed, and would keep the memory of a GPU for good."""
+    try:
+        select.select([os.pidfd_open(starter)], [], [])
+    finally:  # it had ended already
+        os._exit(1)
+
+
+# vLLM imports this module in a worker before it loads a model: a start may take minutes.
+if STARTER in os.environ:
+    Thread(target=_end_with, args=(int(os.environ[STARTER]),), daemon=True).start()

@@ -46,7 +46,6 @@ class Rank:
         self._finite = torch.ones((), dtype=torch.bool, device=self._shared.device)
         for parameter in self._parameters.values():
             parameter.register_hook(self._watch)  # type: ignore[no-untyped-call]
-        torch.manual_seed(0)  # a process starts with any
         self._num_steps = state.restore(policy)
         self._shared.start_moments(self._num_steps)
         for name, field, value in state.moments(policy, shapes) if self._num_steps else ():

@@ -39,6 +39,7 @@ def restore(folder: Path) -> int:
     0 where ``folder`` has no moments, as a published policy: training starts anew. Raises ``ValueError``.
     """
     if not (folder / MOMENTS).exists():
+        torch.manual_seed(0)  # a process starts with any
         return 0
     path = folder / STATE
     if not path.exists():

@@ -341,7 +341,7 @@ import os, signal
 sync, calls = os.fsync, 0
 def fsync(descriptor):
     global calls
-    calls += "/.policy.tmp" in os.readlink(f"/proc/self/fd/{descriptor}")
+    calls += "/.policy." in os.readlink(f"/proc/self/fd/{descriptor}")
     if calls == int(os.environ["KILLED_AT"]):
         os.kill(os.getpid(), signal.SIGKILL)
     sync(descriptor)

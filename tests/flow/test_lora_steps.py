@@ -15,6 +15,7 @@ from mempo.records import Sample
 from mempo.warmstart import last_saved
 from mempo.workspace import Run, Workspace
 from tasks import engines, round as steps
+from tasks.parts import policy_engine
 from tasks.record import copy_policy
 
 pytest.importorskip("peft")
@@ -52,7 +53,7 @@ def test_the_reference_is_what_the_engine_holds_already(run: Run) -> None:
     steps.remake(run, 2)
     alone = open_engine(run.policy(0), run.config.runtime).logprobs(TREES)
     for version in (0, 2):
-        engine = steps.policy_engine(run.policy(version), run)
+        engine = policy_engine(run.policy(version), run)
         reference = engines.reference(run.policy(version), run.policy(0), run.config.runtime)
         assert reference is engine if version == 0 else isinstance(reference, BaseScorer)
         assert reference.logprobs(TREES) == alone

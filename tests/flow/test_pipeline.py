@@ -17,7 +17,7 @@ from mempo import storage
 from mempo.records import Sample, TurnScore
 from mempo.storage import read_records
 from tasks.chart_view import SECTIONS
-from tasks.record import SHOWN
+from tasks.pages import SHOWN
 from tests.flow.small import PARAMS, environment, mempo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mempo import figures, storage
 from mempo.config import Config
+from mempo.history import rewards_table
 from mempo.workspace import Workspace
-from tasks.record import rewards_table
 
 
 def test_rounds_without_turns_have_an_empty_reward_table_and_pictures(tmp_path: Path):

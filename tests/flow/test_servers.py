@@ -59,7 +59,7 @@ def test_two_flows_at_once_share_one_prefect_server_that_down_ends(project: Path
     (service,) = services.alive(project / ".state").values()
     assert [out.split() for out, _ in outputs] == [[f"{service.url}/api", "42"]] * 2
     assert [error for _, error in outputs] == ["", ""], "no noise"
-    assert mempo("down").splitlines() == [f"stopped the prefect server (pid {service.pid}, port {service.port})"]
+    assert mempo("down").splitlines() == [f"stopped prefect (pid {service.pid}, port {service.port})"]
     assert service.process() is None
     assert mempo("down").splitlines() == ["nothing was running"]
     assert list((project / "home").rglob("*")) == []
@@ -73,7 +73,7 @@ def test_ui_serves_the_local_store_with_the_prebuilt_view(project: Path) -> None
         from pathlib import Path
         from tasks import tracking
         run = tracking.open_tracking("mempo", {"a": 1}, {}, Path("runs/mempo/mlflow.json"))
-        tracking.catch_up(run, [(0, {"mem_reward/p50": 0.25}, 1)])
+        tracking.log_metrics(run, {"mem_reward/p50": 0.25}, 0, 1)
     """
     assert run(code).communicate(timeout=240) == ("", "")
     url = mempo("ui", "--no-browser").splitlines()[0]
@@ -81,7 +81,7 @@ def test_ui_serves_the_local_store_with_the_prebuilt_view(project: Path) -> None
     assert get(f"{server}/health") == "OK"
     body = json.loads(get(f"{server}/api/2.0/mlflow/experiments/get?experiment_id={page.split('/')[0]}"))
     assert "mlflow.sharedViewState.mempo" in {tag["key"] for tag in body["experiment"]["tags"]}
-    assert "stopped the mlflow server" in mempo("down")
+    assert "stopped mlflow" in mempo("down")
     assert list((project / "home").rglob("*")) == []
     assert sorted(path.name for path in project.iterdir()) == [".state", "home", "params.yaml", "runs"]
 

@@ -94,12 +94,12 @@ def test_a_half_written_file_stops_a_step_by_its_name(run: Run, name: str) -> No
 
 def test_leftovers_of_killed_writes_are_no_data(run: Run) -> None:
     """The temporary files of ``storage`` are read by nothing, and the next write of the same name removes them."""
-    (run.folder / ".config.json.tmp").write_text('{"config": ')
-    (run.folder / ".policy_0001.tmp").mkdir()
+    (run.folder / ".config.json.0123456789ab.tmp").write_text('{"config": ')
+    (run.folder / ".policy_0001.0123456789ab.tmp").mkdir()
     found = run.workspace.run("mempo", run.config, {})
     assert found.folder == run.folder and not run.policy(1).exists()
     steps.remake(run, 1)
-    assert not (run.folder / ".policy_0001.tmp").exists()
+    assert not (run.folder / ".policy_0001.0123456789ab.tmp").exists()
 
 
 @pytest.mark.parametrize("mem_weight", [1.0, 0.0])

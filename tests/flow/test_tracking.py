@@ -1,4 +1,4 @@
-"""Tracking against a real SQLite store, and against servers that are down in the two ways servers are."""
+"""Tracking against a real SQLite store: runs that are resumed, killed, deleted; hostile names; tables and traces."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +30,22 @@ CONFIG = Config().model_dump(mode="json")
 HOUR = 1_796_000_000_000
 
 
-def rounds(count: int) -> list[tracking.Round]:
-    return [(index, {"mem_reward/p50": index / 10, "em": 0.5}, HOUR + index) for index in range(count)]
+def opened(*arguments: Any, **options: Any) -> tracking.TrackedRun:
+    run = tracking.open_tracking(*arguments, **options)
+    tracking.begin(run)
+    return run
+
+
+def log(run: tracking.TrackedRun, count: int) -> None:
+    """What the store lacks of ``count`` rounds."""
+    for index in range(run.last_logged + 1, count):
+        tracking.log_metrics(run, {"mem_reward/p50": index / 10, "em": 0.5}, index, HOUR + index)
+        run.log_through(index)
+
+
+def close(run: tracking.TrackedRun) -> None:
+    run.become("FINISHED")
+    tracking.end(run)
 
 
 def history(run: tracking.TrackedRun, name: str) -> list[tuple[int, float]]:
@@ -49,8 +59,9 @@ def look(run: tracking.TrackedRun) -> Any:
 
 
 def test_a_run_is_flat_named_and_ends(store: Path, tmp_path: Path) -> None:
-    run = tracking.open_tracking("mempo", CONFIG, {"policy": "mempo"}, tmp_path / "run" / "mlflow.json")
-    assert tracking.catch_up(run, rounds(3)) and tracking.close(run)
+    run = opened("mempo", CONFIG, {"policy": "mempo"}, tmp_path / "run" / "mlflow.json")
+    log(run, 3)
+    close(run)
     found = look(run)
     assert (found.info.run_name, found.info.status) == ("mempo", "FINISHED")
     assert found.data.tags["policy"] == "mempo" and "mlflow.parentRunId" not in found.data.tags
@@ -62,13 +73,12 @@ def test_a_run_is_flat_named_and_ends(store: Path, tmp_path: Path) -> None:
 
 def test_rounds_logged_twice_leave_one_point_and_resume_finds_the_run(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlflow.json"
-    first = tracking.open_tracking("mempo", CONFIG, {}, file)
-    tracking.catch_up(first, rounds(3))
-    again = tracking.open_tracking("mempo", CONFIG | {"extra": 1}, {}, file)
+    first = opened("mempo", CONFIG, {}, file)
+    log(first, 3)
+    again = opened("mempo", CONFIG | {"extra": 1}, {}, file)
     assert (again.run_id, again.last_logged) == (first.run_id, 2)
-    for step, metrics, at in rounds(3):  # as after a kill between the call and the note of it
-        tracking.log_metrics(again, metrics, step, at)
-    tracking.catch_up(again, rounds(5))
+    again.log_through(0)  # as after a kill between the call and the note of it
+    log(again, 5)
     assert history(again, "em") == [(index, 0.5) for index in range(5)]
 
 
@@ -79,7 +89,8 @@ def test_a_killed_run_is_not_left_running(store: Path, tmp_path: Path) -> None:
         from pathlib import Path
         from tasks import tracking
         run = tracking.open_tracking("mempo", {{"a": 1}}, {{}}, Path({str(file)!r}))
-        tracking.catch_up(run, [(0, {{"em": 0.5}}, {HOUR})])
+        tracking.log_metrics(run, {{"em": 0.5, "mem_reward/p50": 0.0}}, 0, {HOUR})
+        run.log_through(0)
         print("logged", flush=True); time.sleep(120)
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
@@ -90,49 +101,48 @@ def test_a_killed_run_is_not_left_running(store: Path, tmp_path: Path) -> None:
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    run = tracking.open_tracking("mempo", {"a": 1}, {}, file)
+    run = opened("mempo", {"a": 1}, {}, file)
     assert run.last_logged == 0 and look(run).info.status == "RUNNING"
-    tracking.catch_up(run, [(0, {"em": 0.5}, HOUR), (1, {"em": 0.6}, HOUR + 1)])
-    tracking.close(run)
+    log(run, 2)
+    close(run)
     assert look(run).info.status == "FINISHED"
-    assert history(run, "em") == [(0, 0.5), (1, 0.6)]
+    assert history(run, "em") == [(0, 0.5), (1, 0.5)]
     assert len(mlflow.MlflowClient().search_runs([look(run).info.experiment_id])) == 1
 
 
 def test_a_run_made_just_before_a_kill_gets_its_params(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlflow.json"
-    run = tracking.open_tracking("mempo", {}, {}, file)  # as if killed before the first call after making the run
-    again = tracking.open_tracking("mempo", {"a": 1}, {}, file)
+    run = opened("mempo", {}, {}, file)  # as if killed before the first call after making the run
+    again = opened("mempo", {"a": 1}, {}, file)
     assert again.run_id == run.run_id and look(again).data.params == {"a": "1"}
 
 
 def test_a_run_deleted_from_the_store_is_logged_anew(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlflow.json"
-    run = tracking.open_tracking("mempo", {}, {}, file)
-    tracking.catch_up(run, rounds(3))
+    run = opened("mempo", {}, {}, file)
+    log(run, 3)
     assert run.run_id
     mlflow.MlflowClient().delete_run(run.run_id)
-    again = tracking.open_tracking("mempo", {}, {}, file)
-    assert tracking.catch_up(again, rounds(3)) and again.run_id != run.run_id
+    again = opened("mempo", {}, {}, file)
+    log(again, 3)
+    assert again.run_id != run.run_id
     assert len(history(again, "em")) == 3
 
 
-def test_neither_note_nor_warning_holds_the_password_of_the_store(
-    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_file_holds_the_password_of_the_store(store: Path, tmp_path: Path) -> None:
     mlflow.set_tracking_uri("http://me:hunter2@127.0.0.1:9")
-    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json").log_through(3)
     assert "hunter2" not in (tmp_path / "mlflow.json").read_text()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "tasks.tracking"]
-    assert len(warnings) == 1 and "hunter2" not in warnings[0] and "logged later" in warnings[0]
 
 
 def test_another_store_gets_the_whole_run(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlflow.json"
-    tracking.catch_up(tracking.open_tracking("mempo", {}, {}, file), rounds(2))
+    first = opened("mempo", {}, {}, file)
+    log(first, 2)
     mlflow.set_tracking_uri(f"sqlite:///{store}/other.db")
-    run = tracking.open_tracking("mempo", {}, {}, file)
-    assert run.last_logged == -1 and tracking.catch_up(run, rounds(2))
+    run = opened("mempo", {}, {}, file)
+    assert run.last_logged == -1
+    log(run, 2)
     assert history(run, "em") == [(0, 0.5), (1, 0.5)]
 
 
@@ -142,17 +152,16 @@ def test_hostile_names_and_values_are_logged_by_the_stated_rules(store: Path, tm
         "hub": {"api_key": "hunter2", "access_token": "hunter2"}, "max_prompt_tokens": 128, "empty": {}, "none": None,
         **{f"p{index}": index for index in range(250)},
     }  # fmt: skip
-    run = tracking.open_tracking("mempo", config, {"t": "y" * 9000}, tmp_path / "mlflow.json")
-    assert run.open
+    run = opened("mempo", config, {"t": "y" * 9000}, tmp_path / "mlflow.json")
     params = look(run).data.params
     assert params["long"] == "x" * 6000 and params["bad_name"] == "1" and params["p249"] == "249"
     assert params["db.url"] == "postgresql://me:***@host/db" and params["max_prompt_tokens"] == "128"
     assert "hunter2" not in str(look(run).to_dictionary())
     odd = {"mem@2": 1.0, "/a//../b": 2.0, "汉 (x)": 3.0, "nan": math.nan, "inf": -math.inf, "n" * 300: 4.0}
-    assert tracking.log_metrics(run, odd, 0, HOUR)
+    tracking.log_metrics(run, odd, 0, HOUR)
     metrics = look(run).data.metrics
     assert metrics == {"mem_2": 1.0, "a/b": 2.0, "汉 _x_": 3.0, "not_finite": 2.0, "n" * 250: 4.0}
-    assert tracking.log_metrics(run, {f"m/{index}": 1.0 for index in range(1500)}, 1, HOUR)
+    tracking.log_metrics(run, {f"m/{index}": 1.0 for index in range(1500)}, 1, HOUR)
     assert len(look(run).data.metrics) == 5 + 1500
 
 
@@ -166,10 +175,10 @@ def test_every_metric_name_becomes_one_that_mlflow_takes(name: str) -> None:
 
 
 def test_tables_and_pictures_are_replaced_not_piled_up(store: Path, tmp_path: Path) -> None:
-    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    run = opened("mempo", {}, {}, tmp_path / "mlflow.json")
     for count in (1, 2):
-        assert tracking.log_table(run, "rounds", {"round": list(range(count)), "em": [math.nan, 0.5][:count]})
-        assert tracking.log_figure(run, Figure(), "mem_reward_box.png")
+        tracking.log_table(run, "rounds", {"round": list(range(count)), "em": [math.nan, 0.5][:count]})
+        tracking.log_figure(run, Figure(), "mem_reward_box.png")
     client = mlflow.MlflowClient()
     assert run.run_id
     assert sorted(entry.path for entry in client.list_artifacts(run.run_id)) == ["mem_reward_box.png", "rounds.json"]
@@ -189,7 +198,7 @@ def views(name: str) -> dict[str, Any]:
 
 
 def test_the_experiment_carries_the_prebuilt_views(store: Path, tmp_path: Path) -> None:
-    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="mine")
+    run = opened("mempo", {}, {}, tmp_path / "mlflow.json", experiment="mine")
     found = views("mine")
     assert set(found) == set(chart_view.VIEWS) == {"mempo", "ablation"}
     assert found["ablation"]["groupBy"]["groupByKeys"][1] == {"mode": "tag", "groupByData": "variant"}
@@ -202,7 +211,7 @@ def test_the_experiment_carries_the_prebuilt_views(store: Path, tmp_path: Path) 
 def test_an_older_experiment_gets_the_views_and_keeps_its_own(store: Path, tmp_path: Path) -> None:
     client = mlflow.MlflowClient()
     number = client.create_experiment("old", tags={"mlflow.sharedViewState.mempo": "mine"})
-    tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json", experiment="old")
+    opened("mempo", {}, {}, tmp_path / "mlflow.json", experiment="old")
     tags = client.get_experiment(number).tags
     assert tags["mlflow.sharedViewState.mempo"] == "mine" and "mlflow.sharedViewState.ablation" in tags
 
@@ -217,10 +226,10 @@ def scene(attack: str = "") -> Scene:
 
 
 def test_a_trajectory_is_a_trace_with_a_span_a_turn(store: Path, tmp_path: Path) -> None:
-    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
+    run = opened("mempo", {}, {}, tmp_path / "mlflow.json")
     traced = traces.trace(scene("\x00 </mem> \u202e"), ["x" * 3000 + "who?", "and then?"], 3)
     for _ in range(2):  # a resumed run logs the round's traces again
-        assert tracking.log_trace(run, traced, HOUR)
+        tracking.log_trace(run, traced, HOUR)
     experiment = look(run).info.experiment_id
     (found,) = mlflow.MlflowClient().search_traces(locations=[experiment], run_id=run.run_id)
     assert found.info.tags["round"] == "3" and found.info.tags["chosen"] == "right"
@@ -238,7 +247,7 @@ def test_a_trajectory_is_a_trace_with_a_span_a_turn(store: Path, tmp_path: Path)
 def test_two_processes_make_one_store(store: Path, tmp_path: Path) -> None:
     code = """
         import sys; from pathlib import Path; from tasks import tracking
-        print(tracking.open_tracking("mempo", {}, {}, Path(sys.argv[1])).open)
+        print(bool(tracking.begin(tracking.open_tracking("mempo", {}, {}, Path(sys.argv[1])))))
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": f"sqlite:///{store}/fresh.db"}
     children = [
@@ -249,51 +258,3 @@ def test_two_processes_make_one_store(store: Path, tmp_path: Path) -> None:
         for index in range(2)
     ]  # fmt: skip
     assert [child.communicate(timeout=240)[0].strip() for child in children] == ["True", "True"]
-
-
-@pytest.fixture(params=["refuses", "never answers"])
-def dead_server(request: pytest.FixtureRequest, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        if request.param == "never answers":
-            listener.listen(64)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        mlflow.set_tracking_uri(url)
-        yield url
-
-
-def test_a_dead_server_costs_seconds_and_nothing_is_lost(
-    dead_server: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "mlflow.json"
-    opened = threading.Event()
-    traced = traces.trace(scene(), ["", ""], 0)
-
-    def train() -> tracking.TrackedRun:
-        run = tracking.open_tracking("mempo", CONFIG, {}, file)
-        for count in range(1, 20):
-            assert not tracking.catch_up(run, rounds(count))
-            assert not tracking.log_figure(run, Figure(), "mem_reward_box.png")
-            assert not tracking.log_trace(run, traced, HOUR)
-        assert not tracking.close(run, "FAILED")
-        opened.set()
-        return run
-
-    worker = threading.Thread(target=train, daemon=True)
-    worker.start()
-    # Two calls reach out, opening and closing; each is two tries of 1 s. Without the pause there would be forty.
-    assert opened.wait(30), "a dead server must not hold training up"
-    mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
-    run = tracking.open_tracking("mempo", CONFIG, {}, file)
-    assert tracking.catch_up(run, rounds(20)) and tracking.close(run)
-    assert len(history(run, "em")) == 20 and look(run).info.status == "FINISHED"
-
-
-def test_a_server_that_comes_back_is_used_again(dead_server: str, store: Path, tmp_path: Path) -> None:
-    run = tracking.open_tracking("mempo", {}, {}, tmp_path / "mlflow.json")
-    assert not run.open and run.silent_until > time.monotonic()
-    run.silent_until = 0.0
-    mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
-    assert tracking.catch_up(run, rounds(2))
-    assert history(run, "em") == [(0, 0.5), (1, 0.5)]

@@ -49,7 +49,7 @@ def test_a_misspelt_key_is_named_with_the_nearest_right_one(tmp_path: Path, text
 
 def test_a_key_like_no_other_lists_what_is_known(tmp_path: Path) -> None:
     message = refused(tmp_path, "search: {zzzz: 1}")
-    assert "search.zzzz: unknown key; known: max_observation_tokens, top_k" in message
+    assert "search.zzzz: unknown key; known: cache_size, corpus, deadline_s, index, " in message
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
+COMMAND = ["little", "--port", services.PORT]
+
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -48,7 +50,7 @@ def start(state: Path, *, deadline_s: float = 30.0, port: int = 0, **code: objec
     module = state.parent / "little.py"
     if not module.exists():
         module.write_text(LITTLE.format(**({"delay": 0.0, "before": "", "status": 200} | code)))
-    return services.ensure(state, "little", ["little"], "/", port, say=lambda line: None, deadline_s=deadline_s)
+    return services.ensure(state, "little", COMMAND, "/", port, say=lambda line: None, deadline_s=deadline_s)
 
 
 def test_starts_at_once_make_one_server_and_stop_ends_it(state: Path) -> None:
@@ -59,7 +61,7 @@ def test_starts_at_once_make_one_server_and_stop_ends_it(state: Path) -> None:
     process = service.process()
     assert process is not None and os.getsid(process.pid) == process.pid, "a session of its own"
     assert services.alive(state) == {"little": service}
-    assert services.stop(state) == [f"stopped the little server (pid {service.pid}, port {service.port})"]
+    assert services.stop(state) == [f"stopped little (pid {service.pid}, port {service.port})"]
     assert service.process() is None
     assert services.stop(state) == []
 
@@ -69,7 +71,7 @@ def test_the_server_outlives_its_starter_and_is_found_by_the_next(state: Path, t
     code = f"""
         from pathlib import Path
         from mempo import services
-        print(services.ensure(Path({str(state)!r}), "little", ["little"], "/", 0, say=print, deadline_s=30).pid)
+        print(services.ensure(Path({str(state)!r}), "little", {COMMAND}, "/", 0, say=print, deadline_s=30).pid)
     """
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
     done = subprocess.run(
@@ -86,7 +88,25 @@ def test_a_server_that_died_is_started_anew(state: Path) -> None:
     process.wait()
     second = start(state)
     assert second.pid != first.pid and second.process()
-    assert services.stop(state) == [f"stopped the little server (pid {second.pid}, port {second.port})"]
+    assert services.stop(state) == [f"stopped little (pid {second.pid}, port {second.port})"]
+
+
+def test_stop_ends_what_a_service_has_started_even_where_the_service_is_dead(state: Path) -> None:
+    began = "import subprocess; child = subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    service = start(state, before=began)
+    process = psutil.Process(service.pid)
+    (orphan,) = process.children()
+    process.kill()
+    process.wait()
+    assert orphan.is_running() and services.stop(state) == [f"little (pid {service.pid}) had ended already"]
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_service_is_stopped_alone_and_comes_back_on_its_port(state: Path) -> None:
+    first = start(state)
+    assert services.stop(state, "other") == [] and services.alive(state)
+    assert len(services.stop(state, "little")) == 1 and services.alive(state) == {}
+    assert start(state).port == first.port
 
 
 def test_a_taken_port_is_left_alone(state: Path) -> None:
@@ -114,7 +134,7 @@ def test_another_programs_server_on_the_port_does_not_pass_for_ours(
 
 
 def test_a_server_that_ends_is_an_error_that_names_the_log(state: Path) -> None:
-    with pytest.raises(ServiceError, match="little server ended as it started; its log: ") as caught:
+    with pytest.raises(ServiceError, match="little ended as it started; its log: ") as caught:
         start(state, before="sys.exit('no such database')")
     log = Path(str(caught.value).rpartition("its log: ")[2])
     assert "no such database" in log.read_text()
@@ -134,7 +154,7 @@ def test_a_recycled_pid_is_never_killed(state: Path) -> None:
         state.mkdir()
         services._write(state, {"little": stale})
         assert stale.process() is None
-        assert services.stop(state) == [f"the little server (pid {bystander.pid}) had ended already"]
+        assert services.stop(state) == [f"little (pid {bystander.pid}) had ended already"]
         assert bystander.poll() is None
         assert replace(stale, started=born).process() is not None
     finally:

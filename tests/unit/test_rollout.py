@@ -336,11 +336,16 @@ QUESTIONS = [Question(f"q{index}", f"What is the capital of country {index}?", [
 
 def test_order_progress_and_group_size(engine: Any) -> None:
     told: list[int] = []
+    rates: list[float] = []
+
+    def progress(done: int, tokens_per_s: float) -> None:
+        told.append(done)
+        rates.append(tokens_per_s)
+
     made = asyncio.run(
-        collect(
-            engine, Passage(), QUESTIONS, config(max_response_tokens=8), round_index=0, seed=1, progress=told.append
-        )
+        collect(engine, Passage(), QUESTIONS, config(max_response_tokens=8), round_index=0, seed=1, progress=progress)
     )
+    assert all(rate > 0 for rate in rates)
     assert [t.key for t in made] == [f"q{question}/{sample}" for question in range(5) for sample in (0, 1)]
     assert told == list(range(1, 11))
     assert {t.status for t in made} <= {"truncated", "no_action", "answered", "max_turns"}
@@ -386,7 +391,7 @@ def test_a_continuous_engine_waits_for_no_tool(tiny_tokenizer: Any) -> None:
         asyncio.wait_for(
             collect(
                 engine, Slow(), QUESTIONS, config(block_questions=1), round_index=0, seed=0, samples=1,
-                progress=done.append,
+                progress=lambda finished, **_: done.append(finished),
             ),
             60,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 import signal
 import struct
 import subprocess
@@ -15,7 +17,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from safetensors.torch import save_file
 
 from mempo import storage
 from mempo.arrow import schema_of
@@ -328,6 +332,90 @@ def test_a_killed_write_is_harmless_and_cleaned_later(tmp_path: Path, kind: str)
     assert (path if kind == "whole_file" else path / "a").read_text() == "next"
 
 
+@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+@pytest.mark.parametrize("exchange", [True, False])
+def test_of_two_writers_the_slower_one_fails_and_publishes_nothing(
+    tmp_path: Path, kind: str, exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(storage.ctypes, "CDLL", lambda *_, **__: object())  # as on NFS
+    path = tmp_path / "kept"
+    whole = getattr(storage, kind)
+
+    def fill(temporary: Path, text: str) -> None:
+        (temporary if kind == "whole_file" else temporary / "a").write_text(text)
+
+    with whole(path) as temporary:
+        fill(temporary, "former")
+    with pytest.raises(storage.Overtaken, match=f"{path}: another process"), whole(path) as slow:
+        fill(slow, "slow")
+        with whole(path) as fast:
+            assert not slow.exists()
+            fill(fast, "fast")
+        if kind == "whole_file":
+            fill(slow, "slow")  # it writes on, at a place of which it has lost the name
+            slow.unlink()
+    assert (path if kind == "whole_file" else path / "a").read_text() == "fast"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writes_of_other_names_stay(tmp_path: Path) -> None:
+    """A name that begins with another one's, and what only looks like a temporary."""
+    others = [".a.b.0123456789ab.tmp", ".a.tmp", ".a.0123456789ab.tmp.x", "a.0123456789ab.tmp", ".b.0123456789ab.tmp"]
+    for name in [*others, ".a.0123456789ab.tmp"]:
+        (tmp_path / name).write_text("x")
+    storage.write_json(tmp_path / "a", 1)
+    assert sorted(item.name for item in tmp_path.iterdir()) == sorted([*others, "a"])
+
+
+WRITERS = """
+import sys
+from pathlib import Path
+from mempo import storage
+kind, path, letter = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+print("ready", flush=True)
+sys.stdin.readline()
+published = overtaken = 0
+while published < 40:
+    try:
+        with getattr(storage, kind)(path) as temporary:
+            if kind == "whole_file":
+                temporary.write_text(letter * 200_000)
+            else:
+                for name in range(8):
+                    (temporary / str(name)).write_text(letter * 1000)
+        published += 1
+    except storage.Overtaken:
+        overtaken += 1
+print(overtaken)
+"""
+
+
+@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+def test_two_processes_write_one_path_and_readers_see_it_whole(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "kept"
+    arguments = [sys.executable, "-c", WRITERS, kind, str(path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([*arguments, letter], **pipes) for letter in "ab"]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
+    for writer in writers:
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    seen: list[str] = []
+    while any(writer.poll() is None for writer in writers):
+        if seen or path.exists():  # once there, it is never missing
+            seen.append(path.read_text() if kind == "whole_file" else str(path.is_dir()))
+    outputs = [writer.communicate() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0], outputs
+    assert sum(int(output) for output, _ in outputs) > 0, "they never met"
+    assert list(tmp_path.iterdir()) == [path]
+    if kind == "whole_file":
+        assert set(seen) <= {"a" * 200_000, "b" * 200_000}
+    else:
+        assert set(seen) == {"True"} and sorted(item.name for item in path.iterdir()) == list("01234567")
+        assert {item.read_text() for item in path.iterdir()} in ({"a" * 1000}, {"b" * 1000})
+
+
 def test_content_hash_sees_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_text("1")
@@ -347,3 +435,23 @@ def test_no_records_are_a_whole_file_too(tmp_path: Path) -> None:
     storage.write_records(path, [])  # a round in which every tool call failed
     assert storage.read_records(path, Sample) == [] == storage.read_records(path, Question)
     assert pd.read_parquet(path).empty
+
+
+@pytest.mark.parametrize("library", ["python", "pyarrow", "safetensors"])
+def test_a_write_that_the_system_refuses_is_told_with_its_path(tmp_path: Path, library: str) -> None:
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, former[1]))
+    path = tmp_path / library
+    try:
+        with pytest.raises(OSError) as refused:
+            if library == "python":
+                storage.write_json(path, "x" * 10_000)
+            elif library == "pyarrow":
+                storage.write_records(path, [Question(f"{i}", f"{i * i}", [[f"{i}"]], "") for i in range(1000)])
+            else:
+                with storage.whole_folder(path) as folder:
+                    save_file({"weight": torch.zeros(1000)}, folder / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert str(refused.value) == f"[Errno {errno.EFBIG}] File too large: '{path}'"
+    assert list(tmp_path.iterdir()) == []

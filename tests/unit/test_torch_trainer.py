@@ -176,3 +176,16 @@ def test_every_rank_makes_every_pass(lengths: list[int], budget: int, ranks: int
 def test_micro_batches_of_one_pass_are_alike() -> None:
     # Padded tokens 30, 27, 24, 5: the large ones meet.
     assert passes([10, 9, 8, 5, 10, 9, 8, 10, 9, 8], budget=30, ranks=2) == [[[0, 4, 7], [1, 5, 8]], [[2, 6, 9], [3]]]
+
+
+def test_the_state_of_a_new_training_does_not_depend_on_what_the_process_did_before(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    states = []
+    for drawn in (0, 5):
+        torch.rand(drawn)
+        trainer = TorchTrainer(tiny_policy, OPTIM, LossConfig(), RUNTIME)
+        trainer.step([make_sample("a", 4, 30)])
+        trainer.save(tmp_path / str(drawn), policy_version=1)
+        states.append((tmp_path / str(drawn) / state.STATE).read_bytes())
+    assert states[0] == states[1]

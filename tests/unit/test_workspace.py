@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +24,14 @@ def test_what_changes_no_result_keeps_the_folder(tmp_path: Path):
     assert folder(tmp_path, loop={"num_rounds": 99, "keep_every": 3}) == plain
     assert folder(tmp_path, tracking={"experiment": "x"}, evaluation={"num_questions": 4}) == plain
     assert folder(tmp_path, loss={"max_mismatch": None}) == plain  # a stopped run goes on under another limit
+
+
+def test_a_retrieval_server_may_move_and_what_it_searches_may_not(tmp_path: Path):
+    here, there = ({"urls": [f"http://{host}:8001/retrieve"], "corpus": "wiki-18"} for host in ("here", "there"))
+    assert folder(tmp_path, search=here) == folder(
+        tmp_path, search=there | {"deadline_s": 9, "retries": 1, "cache_size": 0}
+    )
+    assert len({folder(tmp_path, search=one) for one in (here, here | {"corpus": "wiki-24"}, {"index": "i"}, {})}) == 4
 
 
 @pytest.mark.parametrize(
@@ -90,5 +98,6 @@ def test_two_processes_never_work_on_one_policy(tmp_path: Path, capsys: pytest.C
         holder.kill()  # a killed process lets go
     waiting.join(30)
     assert entered.is_set()
-    assert f"waiting for process {holder.pid}, which works on mempo" in " ".join(capsys.readouterr().err.split())
-    assert (tmp_path / "runs" / "mempo.lock").read_text() == str(os.getpid())
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"waiting for process {holder.pid} on {socket.gethostname()}, which works on mempo in {tmp_path}" in told
+    assert not (tmp_path / "runs" / "mempo.lock").exists()

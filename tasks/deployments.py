@@ -1,0 +1,56 @@
+"""What a Prefect server must know of this project: automations for lost runs, and deployments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.automations import Automation
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
+from ruamel.yaml import YAML
+
+from mempo.services import ServiceError
+
+
+class ServerHangs(ServiceError):
+    """Prefect 3.7's server on SQLite, sometimes, as an automation is written: the commit waits for a lock that its own
+    loop holds (``prefect/server/events/models/automations.py``). What was written is there after another start.
+    """
+
+
+def install_automations(file: Path, patience_s: float = 20.0) -> None:
+    """The automations of ``file``, each once by its name; one that is there as it stands in the file is not written."""
+    try:
+        with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: patience_s}):
+            for specification in YAML(typ="safe", pure=True).load(file)["automations"]:
+                _install(Automation(**specification))
+    except httpx.TimeoutException:
+        raise ServerHangs(f"the Prefect server does not answer within {patience_s:.0f} s") from None
+    except httpx.TransportError as error:
+        raise ServiceError(f"PREFECT_API_URL: no Prefect server answers there: {error}") from None
+
+
+def _install(wanted: Automation) -> None:
+    try:
+        known = Automation.read(name=wanted.name)
+    except ValueError:
+        wanted.create()
+        return
+    if _content(known) != _content(wanted):
+        wanted.id = known.id
+        wanted.update()
+
+
+def _content(automation: Automation) -> dict[str, Any]:
+    return automation.model_dump(exclude={"id"}, exclude_defaults=True)
+
+
+def deploy(file: Path) -> None:
+    """The deployments of ``file`` as they stand there. Raises ``ServiceError`` with what Prefect says against it."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
+    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServiceError(f"{file}: {(done.stdout + done.stderr).strip()}")
