@@ -136,5 +136,6 @@ def test_down_leaves_no_process_workers_first(project: Path) -> None:
     before = processes(state)
     assert len(before) >= 4
     told = run(command("down")).splitlines()
-    assert [line.removeprefix("stopped ").split()[0] for line in told] == ["gpu-1", "gpu-0", "cpu-0", "mlflow", "prefect"]
+    ended = [line.removeprefix("stopped ").split()[0] for line in told]
+    assert ended == ["gpu-1", "gpu-0", "cpu-0", "mlflow", "prefect"]
     assert processes(state) == [] and not any(os.path.exists(f"/proc/{pid}") for pid in before)
