@@ -44,6 +44,13 @@ def project_root() -> Path:
     return Path(str(found).split("/.dvc/tmp/exps/")[0])
 
 
+def enter_project() -> dict[str, str]:
+    """A step of prefect.yaml: a flow runs in the project folder that its worker was started with (``MEMPO_ROOT``)."""
+    folder = os.environ.get("MEMPO_ROOT") or str(project_root())
+    os.chdir(folder)
+    return {"directory": folder}
+
+
 def state_folder() -> Path:
     return Path(os.environ.get("MEMPO_STATE") or project_root() / ".state").absolute()
 
@@ -165,7 +172,7 @@ def _use(service: Service) -> str:
 def _defaults(state: Path) -> dict[str, str]:
     return {
         "MEMPO_STATE": str(state),
-        "MEMPO_ROOT": str(project_root()),  # where prefect.yaml lets flows run
+        "MEMPO_ROOT": str(project_root()),
         "DO_NOT_TRACK": "true",
         "VLLM_CACHE_ROOT": f"{state}/vllm",
         # Threads that wait asleep: spinning ones slow each other down as soon as another program wants a core.

@@ -29,6 +29,7 @@ def up(workers: int | None, say: Say) -> Iterator[str]:
         deployments.install_automations(CHECKOUT / "automations.yaml")
     yield f"Prefect   {url.removesuffix('/api')}"
     yield f"MLflow    {local.start_ui(say=say)}"
+    deployments.make_pools("cpu", "gpu")
     gpus = visible_gpus()
     number = max(1, len(gpus)) if workers is None else workers
     for pool, index in [("cpu", 0), *(("gpu", index) for index in range(number))]:
@@ -36,7 +37,7 @@ def up(workers: int | None, say: Say) -> Iterator[str]:
         worker = start_worker(pool, index, gpu, say)
         yield f"worker    {worker.name}{f', GPU {gpu}' if gpu else ''} (pid {worker.pid})"
     say("deploying ...")
-    deployments.deploy(CHECKOUT / "prefect.yaml")  # after the workers, which make their pools
+    deployments.deploy(CHECKOUT / "prefect.yaml")
     say("deployed")
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 from prefect.automations import Automation
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
+from prefect.workers.process import ProcessWorker
 from ruamel.yaml import YAML
 
 from mempo.services import ServiceError
@@ -46,6 +51,15 @@ def _install(wanted: Automation) -> None:
 
 def _content(automation: Automation) -> dict[str, Any]:
     return automation.model_dump(exclude={"id"}, exclude_defaults=True)
+
+
+def make_pools(*names: str) -> None:
+    """Work pools of processes, where there are none of these names; one of another type stays."""
+    template = ProcessWorker.get_default_base_job_template()
+    with get_client(sync_client=True) as client:
+        for name in names:
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
 
 
 def deploy(file: Path) -> None:
