@@ -75,7 +75,7 @@ doctor: $(MADE) ## look at this machine: what is there, what is missing
 	@$(MEMPO) doctor
 
 test: $(MADE) ## all tests
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 contract: $(MADE) ## every engine and every trainer through the whole of its suite (after make install-vllm)
 	@OMP_NUM_THREADS=1 MEMPO_CONTRACT=full $(VENV)/bin/python -m pytest -q tests/contract $(ARGS)

@@ -31,8 +31,17 @@ def serving() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port_of(running)}"}).items():
             patch.setenv(name, value)
+        _forget_clients()
         yield
+    _forget_clients()
     running.stop()
+
+
+def _forget_clients() -> None:
+    """s3fs keeps a client by its arguments, and with it the address that the environment named then."""
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()
 
 
 def port_of(running: Any) -> int:

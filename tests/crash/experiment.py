@@ -13,7 +13,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from mempo import services
+from mempo import local, services
 from tests.crash import compare
 from tests.flow.small import PARAMS, environment, mempo
 
@@ -67,7 +67,13 @@ class Experiment:
         return mempo(root, "train", "mempo", *(word for setting in settings for word in ("--set", setting)))
 
     def environment(self, root: Path | None = None, **more: str) -> dict[str, str]:
-        ours = environment() | {"MEMPO_STATE": str(self.state), "OMP_NUM_THREADS": "1"}
+        # What tests before this one have settled for themselves.
+        others = local._defaults(self.state).keys() | {
+            "PREFECT_API_URL",
+            local._OURS,
+        }
+        ours = {name: value for name, value in environment().items() if name not in others}
+        ours |= {"MEMPO_STATE": str(self.state), "OMP_NUM_THREADS": "1"}
         if root is None:
             return ours
         ours |= {"CRASH_ROOT": str(root), "CRASH_SEEN": str(self.home / f"{root.name}.points")}
