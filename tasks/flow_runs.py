@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from typing import Any
+from uuid import UUID
 
 import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -20,6 +21,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import TagsContext
+from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 HOST, PROCESS = f"host:{platform.node()}", "process:"
@@ -49,9 +51,22 @@ def _alive(tag: str) -> bool:
         return False
 
 
+def take_over() -> None:
+    """Of a flow run that goes on after its machine was lost: the tasks that were at work there become Crashed."""
+    if (flow_run.run_count or 1) > 1:
+        with get_client(sync_client=True) as client:
+            _crash_tasks(client, UUID(flow_run.id), "its machine was lost")
+
+
 def _crashed(client: SyncPrefectClient, left: FlowRun) -> None:
-    state: Any = Crashed(message=f"its process was killed; seen by process {os.getpid()} on {platform.node()}")
-    mine = FlowRunFilter(id=FlowRunFilterId(any_=[left.id]))
+    why = f"its process was killed; seen by process {os.getpid()} on {platform.node()}"
+    _crash_tasks(client, left.id, why)
+    state: Any = Crashed(message=why)
+    client.set_flow_run_state(left.id, state, force=True)
+
+
+def _crash_tasks(client: SyncPrefectClient, flow_run_id: UUID, why: str) -> None:
+    state: Any = Crashed(message=why)
+    mine = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
     for task in client.read_task_runs(flow_run_filter=mine, task_run_filter=TASKS):
         client.set_task_run_state(task.id, state, force=True)
-    client.set_flow_run_state(left.id, state, force=True)

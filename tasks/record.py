@@ -22,7 +22,7 @@ from mempo import diagnoses, history, journal, local, lora, rounds, storage
 from mempo.console import console
 from mempo.rescore import chains
 from mempo.workspace import Run
-from tasks import pages, tracking
+from tasks import flow_runs, pages, tracking
 from tasks.diagnose import controls_table
 from tasks.patience import WAIT_S, Patience
 from tasks.round import PROCESS, remake, truth
@@ -55,6 +55,7 @@ def tracked(run: Run, tags: Mapping[str, str]) -> Iterator[Opened]:
         run.share.send(found.state_file)
         opened = Opened(found, Patience("MLflow"), Patience("Prefect"))
         opened.mlflow.attempt(partial(tracking.begin, found))
+        opened.prefect.attempt(flow_runs.take_over)
         try:
             yield opened
         except Exception:

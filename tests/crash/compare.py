@@ -17,7 +17,7 @@ import psutil
 FOLDERS = ("runs", "checkpoints", "results")
 # The name by which MLflow knows the run, when and by whom it was made: of one training, not of its result.
 OWN = {"mlflow.json", "log.json", "log.jsonl"}
-CLOCKS = {"seconds", "cpu_seconds", "started", "clock", "process", "versions"}
+CLOCKS = {"seconds", "cpu_seconds", "started", "clock", "process", "versions", "shards"}  # when, and where
 CLOCK_COLUMNS = re.compile(r"(time|cpu)/.*_s|wall_s|work_s")
 
 

@@ -106,7 +106,7 @@ class Training:
     @contextmanager
     def started(self, *before: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         """The command, with the words ``before`` it and ``more`` environment; it has ended after the block."""
-        command = [*before, *self._experiment.command(self.root, *self._settings)]
+        command = [*before, *self._command()]
         environment = self._experiment.environment(self.root, **more)
         with self._log.open("ab") as log:
             self._from = log.tell()
@@ -114,6 +114,9 @@ class Training:
         self._sessions.add(process.pid)
         yield process
         process.wait(PATIENCE_S)
+
+    def _command(self) -> list[str]:
+        return self._experiment.command(self.root, *self._settings)
 
     def run(self, *before: str, **more: str) -> int:
         with self.started(*before, **more) as process:

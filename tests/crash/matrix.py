@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.crash import disks, kinds
+from tests.crash import disks, kinds, workers
 from tests.crash.experiment import Experiment
 from tests.crash.table import Table
 
 Kind = Callable[[Experiment, Table], None]
-ALONE = ("prefect_server", "mlflow_server")
+ALONE = ("workers", "prefect_server", "mlflow_server")
 KINDS = ("change", "full", "disk", "limit", "random", "ranks", "vllm", "served", "clock", *ALONE)
 
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def carry_out(plan: dict[str, Kind], options: argparse.Namespace, experiment: Experiment, table: Table) -> None:
-    """Trainings side by side; one that takes a server away takes it from all, so those come alone, at the end."""
+    """Trainings side by side; those that need workers or take a server away come alone, at the end."""
     chosen = {name: kind for name, kind in plan.items() if name.partition("-")[0] in (options.only or KINDS)}
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda kind: kind(experiment, table), [k for name, k in chosen.items() if name not in ALONE]))
@@ -76,6 +76,7 @@ def plan(options: argparse.Namespace, seconds: float) -> dict[str, Kind]:
     found["ranks"] = partial(kinds.ranks, dice=dice)
     found["clock"] = partial(kinds.clock, dice=dice)
     found |= {"vllm": kinds.vllm_driver, "served": kinds.vllm_servers}
+    found["workers"] = workers.workers
     found |= {"prefect_server": kinds.prefect_server, "mlflow_server": kinds.mlflow_server}
     return found
 
