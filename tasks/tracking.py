@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import mlflow
@@ -52,6 +53,7 @@ class TrackedRun:
     logged: dict[str, int] = field(default_factory=dict)
     run_id: str | None = None
     experiment_id: str | None = None
+    saving: Lock = field(default_factory=Lock)  # a job that training no longer waits for saves too
 
     @property
     def last_logged(self) -> int:
@@ -70,7 +72,8 @@ class TrackedRun:
 
     def save(self) -> None:
         names = ("key", "tags", "started_ms", "status", "ended_ms", "logged")
-        storage.write_json(self.state_file, {name: getattr(self, name) for name in names} | self.facts)
+        with self.saving:
+            storage.write_json(self.state_file, {name: getattr(self, name) for name in names} | self.facts)
 
 
 def open_tracking(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,24 @@ def test_two_processes_make_one_store(store: Path, tmp_path: Path) -> None:
         for index in range(2)
     ]  # fmt: skip
     assert [child.communicate(timeout=240)[0].strip() for child in children] == ["True", "True"]
+
+
+def test_a_job_left_behind_and_the_end_of_a_run_save_side_by_side(store: Path, tmp_path: Path) -> None:
+    """Each write takes the former one's half away: two at once would fail the slower, and with it the training."""
+    file = tmp_path / "mlflow.json"
+    run = tracking.open_tracking("mempo", {}, {}, file)
+    failed: list[BaseException] = []
+
+    def left_behind() -> None:
+        try:
+            for index in range(200):
+                run.log_through(index)
+        except OSError as error:
+            failed.append(error)
+
+    worker = threading.Thread(target=left_behind)
+    worker.start()
+    while worker.is_alive():
+        run.become("FINISHED")
+    assert failed == []
+    assert tracking.open_tracking("mempo", {}, {}, file).last_logged == 199
