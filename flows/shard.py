@@ -29,7 +29,11 @@ def shard(
     """Questions ``ranges`` of a round of the run folder ``name`` under ``phase``; ``config`` is that of its driver."""
     workspace = Workspace(Path(root))
     run = Run(name.rpartition("-")[0], workspace.root / "runs" / name, config, workspace)
-    run.share.fetch(workspace.data, run.policy(0), run.policy(round_index))
+    stands_on = workspace.data, run.policy(0)
+    run.share.fetch(*stands_on, run.config_file)
+    run.share.agree(*stands_on)
+    if phase != "check":
+        run.share.fetch(run.policy(round_index))
     run.share.fetch_below(run.round(round_index))
     asked = [Part(phase, first, end) for first, end in ranges]
     with journal.kept(run.folder, run.name, f"shard {phase}", round=round_index):
@@ -40,6 +44,6 @@ def shard(
                 with signed(part, run, round_index) as figures:
                     figures |= WHOLE[phase](run, round_index)
     # What says that a part is whole comes last.
-    run.share.send(run.policy(round_index + 1), *run.round(round_index).glob("*.parquet"))
-    run.share.send(*(part.records(run, round_index) for part in asked))
+    records = [part.records(run, round_index) for part in asked]
+    run.share.send(*([run.round(round_index) / "controls.parquet"] if phase == "diagnose" else records))
     run.share.send(*(part.made(run, round_index) for part in asked))

@@ -24,8 +24,6 @@ class Commands(TyperGroup):
     """Errors that are messages for the user end the program with that message and exit code 1, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        import httpx
-
         from mempo.demo import StageFailed
         from mempo.services import ServiceError
 
@@ -34,11 +32,16 @@ class Commands(TyperGroup):
         except (ValueError, ServiceError, StageFailed, OSError) as error:
             typer.secho(f"mempo: {error}", fg="red", err=True)
             raise typer.Exit(1) from None
-        except httpx.TransportError as error:
-            away = (
-                f"Prefect at {os.environ['PREFECT_API_URL']} does not answer ({error}): the same command goes on later"
+        except Exception as error:
+            httpx: Any = sys.modules.get("httpx")
+            server = os.environ.get("PREFECT_API_URL")
+            if httpx is None or server is None or not isinstance(error, httpx.TransportError):
+                raise
+            typer.secho(
+                f"mempo: Prefect at {server} does not answer ({error}): the same command goes on later",
+                fg="red",
+                err=True,
             )
-            typer.secho(f"mempo: {away}", fg="red", err=True)
             sys.stderr.flush()
             os._exit(1)  # else Prefect tries to tell its server of every event, one by one, for minutes
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mempo.runtime import Runtime
-from mempo.sections import Count, NonNegative, Section, Share
+from mempo.sections import Count, NonNegative, Section, Share, server_urls
 from mempo.sources import SPLITS, Layout, Phase, Split
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
@@ -42,19 +42,8 @@ def _store(url: str | None) -> str | None:
 
 
 def _retrievers(urls: Any) -> tuple[str, ...]:
-    # No message repeats a URL: there may be a secret in it.
-    form = r"https?://(\[[0-9a-fA-F:]+\]|[^/?#\s:@\[\]]+)(:[0-9]{1,5})?/[^?#\s]+"
-    if not isinstance(urls, list | tuple):
-        raise ValueError("search.urls: expected a list, as in [http://127.0.0.1:8001/retrieve]")
-    for place, url in enumerate(urls):
-        if not isinstance(url, str) or not re.fullmatch(form, url):
-            raise ValueError(
-                f"search.urls.{place}: expected a whole address as in http://127.0.0.1:8001/retrieve, "
-                "without user, password or query"
-            )
-        if url in urls[:place]:
-            raise ValueError(f"search.urls.{place}: this server stands in the list already")
-    return tuple(urls)
+    form = "a whole address with a port up to 65535, without user, password or query"
+    return server_urls(urls, "search.urls", form, example="http://127.0.0.1:8001/retrieve", path=True)
 
 
 PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts

@@ -46,7 +46,7 @@ class Owner(BaseModel):
 
     def has_ended(self) -> bool:
         """Whether it was a process of this host that is no more; False for all others."""
-        return bool(self.machine) and self.machine == _machine() and self.started != _started(self.pid)
+        return bool(self.machine) and self.machine == machine() and self.started != started(self.pid)
 
 
 @contextmanager
@@ -144,9 +144,8 @@ class _Lock:
         return self._is_ours()
 
     def _is_ours(self) -> bool:
-        found = self.store.read(self.name)
-        owner = _parsed(found) if found is not None else None
-        return owner is not None and owner.token == self.token
+        found = owner(self.store, self.name)
+        return found is not None and found.token == self.token
 
     def _signed(self) -> bytes:
         self.beat += 1
@@ -155,9 +154,9 @@ class _Lock:
             token=self.token,
             beat=self.beat,
             host=socket.gethostname(),
-            machine=_machine(),
+            machine=machine(),
             pid=pid,
-            started=_started(pid),
+            started=started(pid),
             flow_run=os.environ.get("PREFECT__FLOW_RUN_ID", ""),
         )
         return owner.model_dump_json(indent=2).encode()
@@ -165,6 +164,12 @@ class _Lock:
     def _lost(self, why: str) -> None:
         console.print(f"the lock on {self.what} is lost: {why}; this process ends")
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def owner(store: Store, name: str) -> Owner | None:
+    """Who holds the lock; None where nobody does, or nobody knows. Raises ``OSError`` where the store is away."""
+    found = store.read(name)
+    return _parsed(found) if found is not None else None
 
 
 def _parsed(found: bytes) -> Owner | None:
@@ -175,7 +180,8 @@ def _parsed(found: bytes) -> Owner | None:
         return None
 
 
-def _machine() -> str:
+def machine() -> str:
+    """This boot of this kernel and its process ids; empty where they are not to be had."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -183,8 +189,11 @@ def _machine() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
-    """Empty where no such process lives, and where there is no /proc. Source: proc_pid_stat(5), fields 3 and 22."""
+def started(pid: int) -> str:
+    """When a process began, in ticks from the boot; empty where no such process lives, or there is no /proc.
+
+    Source: proc_pid_stat(5), fields 3 and 22.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

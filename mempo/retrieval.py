@@ -9,7 +9,11 @@ import typer
 
 retrieval = typer.Typer()
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
+
+def warn_of_host(host: str, risk: str) -> None:
+    """Where others than this machine can reach ``host``, tell what they may do."""
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        typer.secho(f"mempo: --host {host}: {risk}: keep it inside a network of your own", fg="yellow", err=True)
 
 
 @retrieval.command()
@@ -46,9 +50,7 @@ def serve_retriever(
     """Answer searches over HTTP as Search-R1's retrieval server does, until Ctrl-C. For search.urls."""
     from mempo.search import index as indices, server
 
-    if host not in LOCAL:
-        warning = "whoever reaches it may search, with no key"
-        typer.secho(f"mempo: --host {host}: {warning}: keep it inside a network of your own", fg="yellow", err=True)
+    warn_of_host(host, "whoever reaches it may search, with no key")
     if corpus is not None and source.is_file():
         raise ValueError(f"--corpus: {source} is a corpus itself")
     retriever = indices.open_index(source, corpus) if source.is_dir() else indices.in_memory(source)

@@ -13,7 +13,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -25,6 +25,7 @@ OutcomeKind = Literal["em", "em_mean", "f1"]
 GoldenAnswers = Sequence[str | Sequence[str]]
 
 CJK = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_SEPARATOR = re.compile("[;；]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _FIRST_ARTICLE = re.compile(r"^\s*(a|an|the)\s+")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(,\d{3})+(?![\d,])")
@@ -54,12 +55,17 @@ def score_answer(prediction: str | None, golden_answers: GoldenAnswers, normaliz
         normalizer = "squad" if plain else "unicode"
     parts = [prediction or ""]
     if len(objectives) > 1:
-        parts = re.split("[;；]" if normalizer == "unicode" else ";", parts[0])
+        parts = re.split(_SEPARATOR if normalizer == "unicode" else ";", parts[0])
     if len(parts) != len(objectives):
         return AnswerScore(0.0, 0.0, 0.0)
     matches = [_best_match(part, aliases, normalizer) for part, aliases in zip(parts, objectives, strict=True)]
     ems = [em for em, _ in matches]
     return AnswerScore(min(ems), fmean(f1 for _, f1 in matches), fmean(ems))
+
+
+def holds_separator(aliases: Iterable[str]) -> bool:
+    """Whether one of them would be split, were it the answer of one of several objectives."""
+    return any(_SEPARATOR.search(alias) for alias in aliases)
 
 
 def outcome_reward(

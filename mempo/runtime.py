@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mempo.sections import Count, Section
+from mempo.sections import Count, Section, server_urls
 
 SERVERS = "runtime.vllm.servers"
-AS_IN = f"as in {SERVERS}: [http://127.0.0.1:8000]"
-BASE_URL = re.compile(r"(https?)://(\[[0-9a-fA-F:]+\]|[^/?#\s:\[\]]+)(?::([0-9]{1,5}))?/?")  # scheme, host, port
 
 
 def _servers(urls: Any) -> tuple[str, ...]:
-    # No message repeats a URL: there may be a secret in it.
-    if not isinstance(urls, list | tuple):
-        raise ValueError(f"{SERVERS}: expected a list, {AS_IN}")
-    addresses = [_address(str(url), f"{SERVERS}.{place}") for place, url in enumerate(urls)]
-    for place, address in enumerate(addresses):
-        if address in addresses[:place]:
-            raise ValueError(f"{SERVERS}.{place}: this server stands in the list already")
-    return tuple(str(url) for url in urls)
-
-
-def _address(url: str, key: str) -> tuple[str, int]:
-    if "@" in url:
-        raise ValueError(f"{key}: no user and password in a URL; the environment's VLLM_API_KEY is the servers' key")
-    found = BASE_URL.fullmatch(url)
-    port = int(found[3] or {"http": 80, "https": 443}[found[1]]) if found else 0
-    if not found or not 0 < port <= 65535:
-        raise ValueError(f"{key}: expected http:// or https://, a host, a port up to 65535 and no more, {AS_IN}")
-    return found[2].lower(), port
+    for place, url in enumerate(urls if isinstance(urls, list | tuple) else ()):
+        if "@" in str(url):
+            message = "no user and password in a URL; the environment's VLLM_API_KEY is the servers' key"
+            raise ValueError(f"{SERVERS}.{place}: {message}")
+    form = "http:// or https://, a host, a port up to 65535 and no more"
+    return server_urls(urls, SERVERS, form, example="http://127.0.0.1:8000", path=False)
 
 
 class VLLM(Section):

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
-from mempo import lora, vllm_program as program
+from mempo import family, lora, vllm_program as program
 from mempo.engines import loader
 from mempo.runtime import Runtime
 from mempo.services import Say, ServiceError
@@ -82,16 +82,11 @@ def serve(
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End servers with all that they started; what has not ended in ``PATIENCE_S`` is killed."""
-    family = []
+    leaders = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            leader = psutil.Process(process.pid)
-            family += [leader, *leader.children(recursive=True)]
-            process.terminate()
-    for left in psutil.wait_procs(family, timeout=PATIENCE_S)[1]:
-        with suppress(psutil.NoSuchProcess):
-            left.kill()
-    psutil.wait_procs(family, timeout=PATIENCE_S)
+            leaders.append(psutil.Process(process.pid))
+    family.end(*leaders, patience_s=PATIENCE_S)
     for process in processes:
         _sweep(process)
         process.wait()

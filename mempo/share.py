@@ -13,8 +13,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from mempo import storage
+from mempo import local, services, storage
 from mempo.store import Store
+
+FETCH_S = 24 * 3600.0  # the longest that one process of a host waits for what another fetches
 
 
 def _inside(name: str) -> str:
@@ -60,16 +62,36 @@ class Share:
 
         Raises ``ValueError`` naming both files where a hash or a manifest is wrong, ``OSError`` where one is missing.
         """
+        missing = [path for path in paths if not path.exists()]
+        if missing and (store := self._store):
+            # Of several processes of this host one fetches, and the others find what it has fetched.
+            with services.locked(local.state_folder(), "fetch", deadline_s=FETCH_S):
+                for path in missing:
+                    if not path.exists():
+                        self._fetch(store, path)
+
+    def agree(self, *paths: Path) -> None:
+        """Folders that a run stands on: the store gets those it lacks. Raises ``ValueError`` where it has others."""
         if store := self._store:
             for path in paths:
-                if not path.exists():
-                    self._fetch(store, path)
+                former = self._manifest(store, self._unit(path))
+                if former is not None and former != _manifest_of(path):
+                    raise ValueError(
+                        f"{path}: another one than in {store.place}; remove it here to get that one, or share this one "
+                        "through another storage.url"
+                    )
+                if former is None:
+                    self._send(store, path)
+
+    def units(self, folder: Path) -> list[Path]:
+        """The places below ``folder`` of all units that the store has there; they need not be here."""
+        store = self._store
+        names = store.names(f"manifests/{self._unit(folder)}") if store else []
+        return [folder / _inside(name.removesuffix(".json")) for name in names]
 
     def fetch_below(self, folder: Path) -> None:
         """All units that the store has below ``folder`` and that are missing here."""
-        if store := self._store:
-            names = store.names(f"manifests/{self._unit(folder)}")
-            self.fetch(*(folder / _inside(name.removesuffix(".json")) for name in names))
+        self.fetch(*self.units(folder))
 
     def drop(self, *paths: Path) -> None:
         """The store forgets these units: their manifests first, then what they name."""
@@ -88,16 +110,14 @@ class Share:
         return _inside(path.absolute().relative_to(self.root.absolute()).as_posix())
 
     def _send(self, store: Store, path: Path) -> None:
-        unit, sources = self._unit(path), _files_of(path)
-        files = {name: _content(source) for name, source in sources.items()}
-        manifest = Manifest(folder=path.is_dir(), files=files)
+        unit, sources, manifest = self._unit(path), _files_of(path), _manifest_of(path)
         former = self._manifest(store, unit)
         if manifest == former:
             return
         kept = {content.sha256 for content in former.files.values()} if former else set()
         for name, source in sources.items():
-            if files[name].sha256 not in kept:
-                store.upload(source, f"files/{unit}/{files[name].sha256}")
+            if (sha256 := manifest.files[name].sha256) not in kept:
+                store.upload(source, f"files/{unit}/{sha256}")
         text = json.dumps(manifest.model_dump(), sort_keys=True, indent=2)
         store.write(f"manifests/{unit}.json", text.encode())
 
@@ -109,7 +129,9 @@ class Share:
         if manifest.folder:
             with storage.whole_folder(path) as temporary:
                 for name, content in manifest.files.items():
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                    # No parents=True: a folder that another process took away must not come back by half.
+                    for inner in reversed(Path(name).parents[:-1]):
+                        (temporary / inner).mkdir(exist_ok=True)
                     _download(store, unit, content, temporary / name, path / name)
         elif list(manifest.files) == [path.name]:
             with storage.whole_file(path) as temporary:
@@ -133,6 +155,10 @@ def _files_of(path: Path) -> dict[str, Path]:
     found = (item for item in sorted(path.rglob("*")) if item.is_file())
     names = {item.relative_to(path).as_posix(): item for item in found}
     return {name: item for name, item in names.items() if not any(map(storage.is_leftover, Path(name).parts))}
+
+
+def _manifest_of(path: Path) -> Manifest:
+    return Manifest(folder=path.is_dir(), files={name: _content(file) for name, file in _files_of(path).items()})
 
 
 def _content(file: Path) -> Content:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mempo.retrieval import warn_of_host
 from mempo.stages import HERE, Root, Set
 
 standalone = typer.Typer()
@@ -81,9 +82,7 @@ def serve(
     from mempo.params import load_config
 
     runtime = load_config(params, settings or ()).runtime
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        warning = "whoever reaches it may load weights and run any method of vLLM's workers, with no key"
-        typer.secho(f"mempo: --host {host}: {warning}: keep it inside a network of your own", fg="yellow", err=True)
+    warn_of_host(host, "whoever reaches it may load weights and run any method of vLLM's workers, with no key")
     with serving.until_signal() as stop:
         logs = local.state_folder() / "logs"
         serving.serve(policy, runtime, logs, count=count, host=host, port=port, say=typer.echo, stop=stop)

@@ -10,12 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from pydantic import ValidationError
 from rich.table import Table
 
-from mempo import history, journal
-from mempo.lease import Owner
-from mempo.store import Store
+from mempo import history, journal, lease
 from mempo.workspace import Run
 
 LAST = 5  # finished rounds that tell the rate
@@ -58,7 +55,7 @@ def find(root: Path, named: Sequence[str]) -> list[Path]:
 
 def of(folder: Path) -> Status:
     """Whatever is in the folder, a status: what cannot be read is told by name."""
-    disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    disk = sum(map(_size, folder.rglob("*")))
     errors = [_line(entry) for entry in journal.last(folder, ERRORS, level=logging.WARNING)]
     try:
         run = history.recorded_run(folder)
@@ -80,7 +77,7 @@ def _training(run: Run, disk: int, errors: list[str]) -> Status:
     checks = [i for i in range(done) if "check" in history.steps_of(run.config, i)]
     return Status(
         run.folder.name,
-        "at work" if worker else "finished" if done >= total else "stopped",
+        _state(worker, done, total),
         "" if done >= total else f"round {done}, {_next_step(run, done)}",
         done,
         total,
@@ -98,10 +95,9 @@ def _training(run: Run, disk: int, errors: list[str]) -> Status:
 def _warm_start(run: Run, disk: int, errors: list[str]) -> Status:
     steps = [int(path.name.removeprefix("step_")) for path in run.folder.glob("step_*")]
     done, total, worker = max(steps, default=0), run.config.warmstart.num_steps, _worker(run)
-    state: State = "at work" if worker else "finished" if done >= total else "stopped"
     return Status(
         run.folder.name,
-        state,
+        _state(worker, done, total),
         "" if done >= total else f"step {done}",
         done,
         total,
@@ -109,6 +105,10 @@ def _warm_start(run: Run, disk: int, errors: list[str]) -> Status:
         disk_bytes=disk,
         errors=errors,
     )
+
+
+def _state(worker: str | None, done: int, total: int) -> State:
+    return "at work" if worker else "finished" if done >= total else "stopped"
 
 
 def _next_step(run: Run, round_index: int) -> str:
@@ -122,16 +122,23 @@ def _figure(run: Run, round_index: int, step: str, name: str) -> float | None:
 
 
 def _worker(run: Run) -> str | None:
-    """Who works on it: the owner of the policy's lock, where it lives, renews it, and writes in this folder's log."""
-    store = Store(run.config.storage.url or run.workspace.root)
+    """Who holds the policy's lock and writes in this folder's log. A host that was lost holds it until another asks."""
     try:
-        owner = Owner.model_validate_json(store.read(f"runs/{run.name}.lock") or b"")
-    except (ValidationError, OSError):  # nobody, or a store that is away
+        owner = lease.owner(*run.lock)
+    except OSError:  # a store that is away
         return None
-    if owner.has_ended():
+    if owner is None or owner.has_ended():
         return None
     lines = journal.last(run.folder, 1000)
-    return str(owner) if not lines or any(line.get("process") == owner.pid for line in lines) else None
+    wrote = any((line.get("host"), line.get("process")) == (owner.host, owner.pid) for line in lines)
+    return str(owner) if not lines or wrote else None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:  # a run at work has just taken it away
+        return 0
 
 
 def _line(entry: dict[str, object]) -> str:

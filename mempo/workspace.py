@@ -99,6 +99,10 @@ class Run:
     def round(self, index: int) -> Path:
         return self.folder / f"round_{index:04d}"
 
+    def files(self, index: int) -> list[Path]:
+        """The files of a round, records before what says that they are whole."""
+        return sorted(filter(Path.is_file, self.round(index).glob("*")), key=lambda file: file.suffix == ".json")
+
     def policy(self, version: int) -> Path:
         """Version 0 is the policy that training starts from."""
         return self.folder / f"policy_{version:04d}" if version else self.workspace.checkpoint("warmstart")
@@ -109,24 +113,32 @@ class Run:
 
         The second waits, saying for whom, and then finds the work done: so does a command that is given again after
         only its parent was killed. One that is killed lets go, on another host once ``storage.lease_s`` has passed.
-        With a store, what the former one has sent there comes here first.
         """
-        root, config = self.workspace.root, self.config.storage
-        what = f"{self.name} in {config.url or root.resolve()}"
-        with lease.held(Store(config.url or root), f"runs/{self.name}.lock", config.lease_s, what=what):
-            self._join()
+        config = self.config.storage
+        what = f"{self.name} in {config.url or self.workspace.root.resolve()}"
+        with lease.held(*self.lock, config.lease_s, what=what):
             yield
 
-    def _join(self) -> None:
-        """From the store the rounds so far and the newest policy, to the store what others start from."""
+    @property
+    def lock(self) -> tuple[Store, str]:
+        """The store and the name there of the lock that ``alone`` holds."""
+        return Store(self.config.storage.url or self.workspace.root), f"runs/{self.name}.lock"
+
+    def join(self) -> None:
+        """Where hosts share a store: the rounds so far and the newest policy from there, and to there what it lacks."""
         if self.share.url is None:
             return
-        self.share.send(self.workspace.data, self.policy(0), self.config_file)
-        done = 0
+        self.share.agree(self.workspace.data, self.policy(0))
+        self.share.fetch(self.folder / "mlflow.json")
+        self.share.send(self.config_file)
         for index in range(self.config.loop.num_rounds):
-            self.share.fetch_below(self.round(index))
-            done += (self.round(index) / "update.json").exists()
-        self.share.fetch(self.policy(done))
+            there = self.share.units(self.round(index))
+            self.share.fetch(*there)
+            self.share.send(*(file for file in self.files(index) if file not in there))
+            if not (self.round(index) / "update.json").exists():
+                self.share.fetch(self.policy(index))
+                return
+        self.share.fetch(self.policy(self.config.loop.num_rounds))
 
 
 def recorded(run_folder: Path) -> Config:

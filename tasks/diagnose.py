@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mempo import controls, rounds, storage
+from mempo import controls, history, rounds, storage
 from mempo.records import Sample, Trajectory
 from mempo.trainers import open_trainer
 from mempo.workspace import Run
@@ -50,8 +50,7 @@ def _alignment(run: Run, policy: Path, round_index: int, trajectories: list[Traj
 
 def diagnose(run: Run, round_index: int) -> None:
     """The controls of rounds 0, ``diagnose.every``, twice that, and so on, where the context holds a memory."""
-    every = run.config.diagnose.every
-    if every and round_index % every == 0 and run.config.rollout.context == "memory":
+    if "diagnose" in history.steps_of(run.config, round_index):
         _diagnose(run, round_index)
 
 

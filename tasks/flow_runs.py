@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -24,38 +24,42 @@ from prefect.context import TagsContext
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-HOST, PROCESS = f"host:{platform.node()}", "process:"
+from mempo import lease
+
+# This boot of this machine, by no clock: a step of it must not make a live process look dead.
+HERE, PROCESS = f"machine:{lease.machine()}", "process:"
 AT_WORK = [StateType.PENDING, StateType.RUNNING]
 RUNS = FlowRunFilterState(name=None, type=FlowRunFilterStateType(any_=AT_WORK))
 TASKS = TaskRunFilter(state=TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=AT_WORK)))
 
 
 def sign() -> None:
-    """From here on the flow runs of this process carry it and its host as tags. Those of processes of this host that
-    have ended become Crashed, with their tasks.
+    """From here on the flow runs of this process carry it and its machine as tags. Those of processes of this machine
+    that have ended become Crashed, with their tasks.
     """
+    if not lease.machine():
+        return
     with get_client(sync_client=True) as client:
-        here = FlowRunFilter(tags=FlowRunFilterTags(all_=[HOST]), state=RUNS)
+        here = FlowRunFilter(tags=FlowRunFilterTags(all_=[HERE]), state=RUNS)
         for left in client.read_flow_runs(flow_run_filter=here):
             if not any(_alive(tag) for tag in left.tags if tag.startswith(PROCESS)):
                 _crashed(client, left)
-    mine = f"{PROCESS}{os.getpid()}@{psutil.Process().create_time():.2f}"
-    TagsContext(current_tags={HOST, mine}).__enter__()  # until the process ends
+    mine = f"{PROCESS}{os.getpid()}@{lease.started(os.getpid())}"
+    TagsContext(current_tags={HERE, mine}).__enter__()  # until the process ends
 
 
 def _alive(tag: str) -> bool:
     pid, _, began = tag.removeprefix(PROCESS).partition("@")
-    try:
-        return abs(psutil.Process(int(pid)).create_time() - float(began)) < 1.0
-    except psutil.NoSuchProcess:
-        return False
+    return lease.started(int(pid)) == began
 
 
-def take_over() -> None:
-    """Of a flow run that goes on after its machine was lost: the tasks that were at work there become Crashed."""
+def take_over(now: datetime) -> None:
+    """Of a flow run that goes on after its machine was lost: the tasks that were at work there become Crashed, those
+    that began before ``now``.
+    """
     if (flow_run.run_count or 1) > 1:
         with get_client(sync_client=True) as client:
-            _crash_tasks(client, UUID(flow_run.id), "its machine was lost")
+            _crash_tasks(client, UUID(flow_run.id), "its machine was lost", before=now)
 
 
 def _crashed(client: SyncPrefectClient, left: FlowRun) -> None:
@@ -65,8 +69,9 @@ def _crashed(client: SyncPrefectClient, left: FlowRun) -> None:
     client.set_flow_run_state(left.id, state, force=True)
 
 
-def _crash_tasks(client: SyncPrefectClient, flow_run_id: UUID, why: str) -> None:
+def _crash_tasks(client: SyncPrefectClient, flow_run_id: UUID, why: str, *, before: datetime | None = None) -> None:
     state: Any = Crashed(message=why)
     mine = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
     for task in client.read_task_runs(flow_run_filter=mine, task_run_filter=TASKS):
-        client.set_task_run_state(task.id, state, force=True)
+        if before is None or (task.created and task.created < before):
+            client.set_task_run_state(task.id, state, force=True)

@@ -10,10 +10,9 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -132,18 +131,23 @@ def _after(before: int, advance: Callable[..., None]) -> Callable[..., None]:
 
 def _scores(run: Run, round_index: int, policy: Path, parts: Sequence[Part]) -> Generator[list[TurnScore]]:
     """Log-probs of the answer after everything and after the memory, with the weights that wrote the memories."""
-    config = run.config
     made = rounds.read_round(run.round(round_index))
     names = list(made.questions)
-    engine = policy_engine(policy, run)
-    reference = None
-    if scoring.needs_reference(config):
-        reference = engines.reference(policy, run.policy(0), config.runtime)
     for part in parts:
         chosen = set(names[part.first : part.end])
         attempts = [trajectory for trajectory in made.trajectories if trajectory.question_id in chosen]
-        actor = engines.actor(policy, config.runtime)
-        yield scoring.score(engine, attempts, made.questions, config, reference=reference, actor=actor)
+        yield scored(run, policy, attempts, made.questions, run.config)
+
+
+def scored(
+    run: Run, policy: Path, attempts: Sequence[Trajectory], questions: Mapping[str, Question], config: Config
+) -> list[TurnScore]:
+    """``scoring.score`` with ``policy``, and with the run's first one where ``config`` needs a reference."""
+    engine, reference = engines.engine_of(policy, config.runtime), None
+    if scoring.needs_reference(config):
+        reference = engines.reference(policy, run.policy(0), config.runtime)
+    actor = engines.actor(policy, config.runtime)
+    return scoring.score(engine, attempts, questions, config, reference=reference, actor=actor)
 
 
 MAKERS = {"rollout": _rollouts, "score": _scores}
@@ -155,9 +159,4 @@ def policy_engine(policy: Path, run: Run) -> Engine:
 
 
 def searcher_of(run: Run) -> Searcher:
-    return _open_searcher(run.workspace.data / "corpus.jsonl", run.config.search)
-
-
-@cache
-def _open_searcher(corpus: Path, options: Any) -> Searcher:
-    return open_searcher(corpus, options)
+    return open_searcher(run.workspace.data / "corpus.jsonl", run.config.search)

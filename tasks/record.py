@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -49,13 +50,12 @@ def tracked(run: Run, tags: Mapping[str, str]) -> Iterator[Opened]:
     """The run with its log and its pages open; they end with it, as what it came to."""
     # A task that bears tags asks the server for their slots before it begins: rounds go on without a server.
     with journal.kept(run.folder, run.name), TagsContext(current_tags=set()):
-        run.share.fetch(run.folder / "mlflow.json")
+        run.join()
         found = pages.open_pages(run, {"flow_run_id": str(flow_run.id or "")} | dict(tags))
         found.become("RUNNING")
-        run.share.send(found.state_file)
         opened = Opened(found, Patience("MLflow"), Patience("Prefect"))
         opened.mlflow.attempt(partial(tracking.begin, found))
-        opened.prefect.attempt(flow_runs.take_over)
+        opened.prefect.attempt(partial(flow_runs.take_over, datetime.now(UTC)))
         try:
             yield opened
         except Exception:
@@ -71,7 +71,7 @@ def _close(run: Run, opened: Opened, status: str, wait_s: float) -> None:
     """Tried even where the server was away a moment ago."""
     opened.pages.become(status)
     opened.prefect.silent_until = opened.mlflow.silent_until = 0.0
-    if status == "FINISHED" and opened.prefect.working:
+    if status == "FINISHED":
         opened.prefect.attempt(partial(_show, run, opened, run.config.loop.num_rounds - 1), wait_s)
     if not opened.mlflow.attempt(partial(pages.finish, run, opened.pages), wait_s):
         console.print(
@@ -83,17 +83,17 @@ def _close(run: Run, opened: Opened, status: str, wait_s: float) -> None:
 @task(task_run_name="log {round_index}", persist_result=False)
 def log_round(run: Run, opened: Opened, round_index: int) -> None:
     """Distributions of mem_reward to MLflow, table and progress to Prefect; then old policies leave the run folder."""
-    started = time.perf_counter()
+    started, logged = time.perf_counter(), run.round(round_index) / "log.json"
     with journal.within(task="log", round=round_index):
-        log.info("round done", extra={"figures": _shown(run, round_index)})
+        if not logged.exists():
+            log.info("round done", extra={"figures": _shown(run, round_index)})
         opened.mlflow.attempt(partial(pages.update, run, opened.pages, round_index))
         opened.prefect.attempt(partial(_show, run, opened, round_index))
         _prune(run, round_index)
-    logged = run.round(round_index) / "log.json"
     if not logged.exists():
         clock = time.perf_counter()
         storage.write_json(logged, {"seconds": clock - started, "clock": clock, "process": PROCESS})
-    run.share.send(logged)
+        run.share.send(opened.pages.state_file, logged)
 
 
 def _show(run: Run, opened: Opened, last_round: int) -> None:
@@ -123,8 +123,9 @@ def _prune(run: Run, round_index: int) -> None:
     """Keep the policies that a resume, the best dev check or ``keep_every`` needs; the rest is scratch."""
     every = run.config.loop.keep_every
     keep = {round_index, round_index + 1, history.best_version(run, round_index)}
+    there = {*run.folder.glob("policy_*"), *run.share.units(run.folder)}
     for version in range(1, round_index):
-        if version not in keep and not (every and version % every == 0) and run.policy(version).exists():
+        if version not in keep and not (every and version % every == 0) and run.policy(version) in there:
             run.share.drop(run.policy(version))
             shutil.rmtree(run.policy(version), ignore_errors=True)
             log.info("pruned policy %d", version)

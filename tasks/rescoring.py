@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from mempo import scoring, storage
+from mempo import storage
 from mempo.config import Config, digest
 from mempo.console import progress
 from mempo.rounds import read_round
 from mempo.workspace import Run
 from tasks import engines
+from tasks.parts import scored
 from tasks.round import remake
 
 
@@ -33,15 +34,8 @@ def score_again(run: Run, asked: Config) -> Path:
             target = folder / f"{source.name}.parquet"
             if not target.exists():
                 policy = remake(run, int(source.name.removeprefix("round_")))
-                engine, reference = engines.engine_of(policy, asked.runtime), None
-                if scoring.needs_reference(asked):
-                    reference = engines.reference(policy, run.policy(0), asked.runtime)
                 made = read_round(source)
-                actor = engines.actor(policy, asked.runtime)
-                scores = scoring.score(
-                    engine, made.trajectories, made.questions, asked, reference=reference, actor=actor
-                )
-                storage.write_records(target, scores)
+                storage.write_records(target, scored(run, policy, made.trajectories, made.questions, asked))
                 engines.sleep()
                 _drop(set(run.folder.glob("policy_*")) - kept - {policy})  # the next one is made from this one
             advance(done)

@@ -18,7 +18,7 @@ from typing import Any
 
 from prefect import task
 
-from mempo import diagnoses, evaluation, journal, rounds, samples, storage, update as updating
+from mempo import diagnoses, evaluation, history, journal, rounds, samples, storage, update as updating
 from mempo.console import progress
 from mempo.data import Truth, read_truth
 from mempo.proof import StaleWeights
@@ -53,7 +53,8 @@ def step(function: Callable[..., Figures]) -> Callable[..., None]:
     @wraps(function)
     def resumable(run: Run, round_index: int, *args: Any) -> None:
         done = run.round(round_index) / f"{name}.json"
-        if not done.exists():
+        made_before = done.exists()
+        if not made_before:
             started, clock, cpu = time.time(), time.perf_counter(), time.process_time()
             with journal.timed(name, round=round_index):
                 figures = function(run, round_index, *args)
@@ -61,9 +62,9 @@ def step(function: Callable[..., Figures]) -> Callable[..., None]:
             times = {"seconds": time.perf_counter() - clock, "cpu_seconds": cpu}
             made = {"figures": figures, "started": started, "clock": clock, "process": PROCESS}
             storage.write_json(done, made | times)
-        # Of a step that is done too: a kill may have come between.
-        parts.tidy(run, round_index, name)
-        run.share.send(*filter(Path.is_file, run.round(round_index).iterdir()))
+        parts.tidy(run, round_index, name)  # of a step that is done too: a kill may have come between
+        if not made_before:
+            run.share.send(*run.files(round_index))
 
     return resumable
 
@@ -75,7 +76,7 @@ def rollout(run: Run, round_index: int, policy: Path) -> Figures:
     train = _questions(run.workspace.data, "train")
     questions = rounds.questions_of_round(train, round_index, loop.questions_per_round, loop.seed, loop.curriculum)
     storage.write_records(folder / "questions.parquet", questions)
-    run.share.send(policy, folder / "questions.parquet")
+    run.share.send(folder / "questions.parquet")
     trajectories = shards.records(run, round_index, policy, "rollout", Trajectory)
     storage.write_records(folder / "rollouts.parquet", trajectories)
     return rounds.rollout_figures(trajectories)
@@ -120,6 +121,7 @@ def train_policy(run: Run, round_index: int, policy: Path) -> Figures:
         with progress(f"{run.name} {round_index} update", config.optim.minibatches) as advance:
             figures = updating.update(trainer, built, config, round_index=round_index, progress=advance)
         trainer.save(run.policy(round_index + 1), policy_version=round_index + 1)
+    run.share.send(run.policy(round_index + 1))
     return figures
 
 
@@ -134,8 +136,10 @@ def remake(run: Run, version: int) -> Path:
 
     A longer run keeps few policies: a shorter one, or other rounds to check or to keep, may then need another.
     """
-    run.share.fetch(run.policy(version))
-    first = next((made for made in range(version, 0, -1) if run.policy(made).exists()), 0)
+    first = version
+    while first and not run.policy(first).exists():
+        run.share.fetch(run.policy(first))
+        first -= not run.policy(first).exists()
     for round_index in range(first, version):
         train_policy(run, round_index, run.policy(round_index))
     return run.policy(version)
@@ -162,8 +166,7 @@ def check_policy(run: Run, round_index: int) -> Figures:
 
 def check(run: Run, round_index: int) -> None:
     """Greedy exact match on the dev questions, every ``loop.dev_every`` rounds and never on the test questions."""
-    every = run.config.loop.dev_every
-    if every and (round_index + 1) % every == 0:
+    if "check" in history.steps_of(run.config, round_index):
         _check(run, round_index)
 
 

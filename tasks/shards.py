@@ -121,7 +121,9 @@ def _look_after(client: SyncPrefectClient, run: Run, round_index: int, share: Sh
                 raise ShardFailed(f"round {round_index}, {share}: failed {share.failed} times, at last {why}")
             log.warning("round %d, %s goes to another worker: %s", round_index, share, why)
             share.run_id, share.began, share.number = None, None, share.number + 1
-    except httpx.TransportError as error:  # the runs go on without their server
+    except httpx.HTTPError as error:  # the runs go on without their server
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+            raise
         log.warning("the Prefect server does not answer: %s", str(error) or type(error).__name__)
 
 

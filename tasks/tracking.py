@@ -37,7 +37,7 @@ class TrackedRun:
     """A run, found in a store by the ``key`` in its tag.
 
     What is not in the run's other files stands in ``state_file``: key, tags, status, beginning and end in ms since
-    1970, ``facts``, and the last round that each store has whole.
+    1970, ``num_rounds`` asked for, and the last round that each store has whole.
     """
 
     name: str
@@ -45,7 +45,7 @@ class TrackedRun:
     config: Mapping[str, Any]
     tags: Mapping[str, str]
     state_file: Path
-    facts: Mapping[str, Any]
+    num_rounds: int | None
     key: str
     started_ms: int
     status: str = "RUNNING"
@@ -71,9 +71,9 @@ class TrackedRun:
         self.save()
 
     def save(self) -> None:
-        names = ("key", "tags", "started_ms", "status", "ended_ms", "logged")
+        names = ("key", "tags", "started_ms", "status", "ended_ms", "logged", "num_rounds")
         with self.saving:
-            storage.write_json(self.state_file, {name: getattr(self, name) for name in names} | self.facts)
+            storage.write_json(self.state_file, {name: getattr(self, name) for name in names})
 
 
 def open_tracking(
@@ -83,7 +83,7 @@ def open_tracking(
     state_file: Path,
     *,
     experiment: str = "mempo",
-    **facts: Any,
+    num_rounds: int | None = None,
 ) -> TrackedRun:
     """The run that ``state_file`` names, or a new one with ``config`` as its params. No store is asked.
 
@@ -93,7 +93,7 @@ def open_tracking(
     known = {"key": uuid.uuid4().hex, "started_ms": _now_ms()} | {
         name: found[name] for name in ("key", "started_ms", "status", "ended_ms", "logged") if name in found
     }
-    run = TrackedRun(run_name, experiment, config, found.get("tags", {}) | tags, state_file, facts, **known)
+    run = TrackedRun(run_name, experiment, config, found.get("tags", {}) | tags, state_file, num_rounds, **known)
     run.save()
     return run
 

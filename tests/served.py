@@ -69,7 +69,7 @@ def shared(policy: Path) -> Served:
     return _shared[kind]
 
 
-def until(condition: Callable[[], bool], deadline_s: float) -> None:
+def until(condition: Callable[[], object], deadline_s: float) -> None:
     give_up = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < give_up, f"not within {deadline_s:.0f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mempo.records import Question
 from mempo.scratch import train_bpe
 from mempo.search import Retriever, render
 from mempo.search.bm25 import BM25
+from mempo.search.corpus import contents
 from mempo.storage import read_records, whole_folder, write_json, write_records
 
 
@@ -87,13 +88,17 @@ def usable_names(world: World, bpe: Tokenizer, max_tokens: int) -> set[str]:
 def tokenizer_texts(world: World, system_prompts: Sequence[str]) -> list[str]:
     """The corpus, the words of the demonstrations, and each country's facts once more: they are asked most."""
     facts = [value for entity in world.values() for value in (entity.name, *entity.facts.values())]
-    frame = [*WORDS, *system_prompts, "system user assistant"]
-    return [*(render([entity.document]) for entity in world.values()), *facts * 3, *frame * 50]
+    return [*(render([entity.document]) for entity in world.values()), *facts * 3, *frame_texts(system_prompts)]
+
+
+def frame_texts(system_prompts: Sequence[str]) -> list[str]:
+    """The words of the demonstrations, the prompts and the roles, as often as every tokenizer sees them."""
+    return [*WORDS, *system_prompts, "system user assistant"] * 50
 
 
 def corpus_row(entity: Entity) -> str:
     document = entity.document
-    return json.dumps({"id": document.doc_id, "contents": f'"{document.title}"\n{document.text}'}) + "\n"
+    return json.dumps({"id": document.doc_id, "contents": contents(document)}) + "\n"
 
 
 def question_record(question_id: str, objectives: Sequence[Objective]) -> Question:
@@ -121,20 +126,20 @@ def split_stats(questions: Sequence[Sequence[Objective]]) -> dict[str, Any]:
 
     The guesser gives, for each number of objectives, the one answer that is right most often.
     """
-    answers: dict[int, Counter[tuple[str, ...]]] = {}
-    for objectives in questions:
-        answers.setdefault(len(objectives), Counter())[tuple(o.answer for o in objectives)] += 1
     control = Counter(o.answer for objectives in questions if len(objectives) > 1 for o in objectives)
     patterns = Counter("".join(str(len(o.facts)) for o in objectives) for objectives in questions)
     total = max(1, control.total())
     return {
         "num_questions": len(questions),
         "patterns": dict(sorted(patterns.items())),
-        "majority_em": majority_em(answers),
+        "majority_em": majority_em(tuple(o.answer for o in objectives) for objectives in questions),
         "frequent_answers": {answer: count / total for answer, count in control.most_common(5)},
     }
 
 
-def majority_em(answers: Mapping[int, Counter[tuple[str, ...]]]) -> dict[str, float]:
+def majority_em(answers: Iterable[tuple[str, ...]]) -> dict[str, float]:
     """The exact match of always giving the most frequent answers, for each number of objectives."""
-    return {str(k): counts.most_common(1)[0][1] / counts.total() for k, counts in sorted(answers.items())}
+    counted: dict[int, Counter[tuple[str, ...]]] = {}
+    for given in answers:
+        counted.setdefault(len(given), Counter())[given] += 1
+    return {str(k): counts.most_common(1)[0][1] / counts.total() for k, counts in sorted(counted.items())}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mempo.data.layouts import Example
 from mempo.data.reading import Rejected, read_examples, summary
-from mempo.rewards import normalized_words
+from mempo.rewards import holds_separator, normalized_words
 from mempo.search.corpus import rows
 from mempo.sources import Layout
 
@@ -39,7 +39,7 @@ def check_questions(path: Path, layout: Layout) -> Checked:
         counts["answers"] += len(example.golden_answers)
         counts["paragraphs"] += len(example.paragraphs)
         counts["bare"] += not example.paragraphs
-        counts["semicolons"] += any(mark in gold for gold in example.golden_answers for mark in ";；")
+        counts["semicolons"] += holds_separator(example.golden_answers)
         has_gold = any(paragraph.gold for paragraph in example.paragraphs)
         if has_gold and not YES_NO.issuperset(answer.casefold() for answer in example.golden_answers):
             counts["marked"] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,9 @@ def local_file(path: str) -> Path:
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     """Each row as plain Python; of a Parquet file only ``columns``."""
     with path.open("rb") as file:
-        start = file.read(1 << 16).lstrip()[:4]
-        file.seek(0)
+        beginning = file.read(1 << 16)
+        start = beginning.removeprefix(BOM_UTF8).lstrip()[:4]
+        file.seek(len(BOM_UTF8) if beginning.startswith(BOM_UTF8) else 0)
         if start == b"PAR1":
             yield from _parquet_rows(path, columns)
         elif start[:1] == b"[":

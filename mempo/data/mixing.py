@@ -6,21 +6,19 @@ the answers come back in the same order, joined by "; ".
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from random import Random
 
 from mempo.config import Data
 from mempo.data.reading import Entry, Rejected
+from mempo.rewards import holds_separator
 from mempo.sources import QuestionFile, Split
 
 # What two splits could ask is asked in the first of these: so dev can be drawn from the file that train is made of.
 PRECEDENCE = ("test", "dev", "train")
 
 Objectives = list[Entry]
-_WORD = re.compile(r"\w+")
 
 
 def question_text(questions: Sequence[str]) -> str:
@@ -56,9 +54,9 @@ def splits(
                     left_out[name].append(entry.left_out(name, reason))
                 else:
                     pools[-1].append(entry)
-                    own |= dict.fromkeys(_keys(entry), name)
+                    own |= dict.fromkeys(entry.keys, name)
         built[name] = compose(pools, split, Random(f"{data.seed}/{name}"))
-        asked |= {key: name for objectives in built[name] for entry in objectives for key in _keys(entry)}
+        asked |= {key: name for objectives in built[name] for entry in objectives for key in entry.keys}
     return built, left_out
 
 
@@ -84,18 +82,12 @@ def _draw(left: Sequence[tuple[list[Entry], float]], random: Random) -> Entry:
     return pool.pop()
 
 
-def _keys(entry: Entry) -> tuple[str, str]:
-    words = " ".join(_WORD.findall(unicodedata.normalize("NFKC", entry.question).casefold()))
-    return f"text {words or entry.question}", f"id {entry.source} {entry.row_id}"
-
-
 def _why_not(entry: Entry, split: Split, asked: Mapping[str, str]) -> str | None:
-    text, row_id = _keys(entry)
+    text, row_id = entry.keys
     if text in asked:
         return f"the same question is in {asked[text]}"
     if row_id in asked:
         return f"another question with the same id is in {asked[row_id]}"
-    several = max(split.objectives) > 1
-    if several and any(mark in gold for gold in entry.golden_answers for mark in ";；"):
+    if max(split.objectives) > 1 and holds_separator(entry.golden_answers):
         return "a golden answer holds ';', which separates the answers of several objectives"
     return None

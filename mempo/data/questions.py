@@ -6,22 +6,23 @@ Beside them ``origins.parquet``: the row behind every objective, and ``rejected.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mempo.config import Data, Model
-from mempo.data import files, majority_em
-from mempo.data.demos import WORDS
+from mempo.data import files, frame_texts, majority_em
 from mempo.data.mixing import Objectives, question_text, splits
-from mempo.data.reading import Pool, Rejected, Source, read_source, reasons
+from mempo.data.reading import Entry, Pool, Rejected, Source, read_source, reasons
 from mempo.records import Question
 from mempo.scratch import train_bpe
-from mempo.search.corpus import rows
+from mempo.search import Document
+from mempo.search.corpus import contents, rows
 from mempo.sources import SPLITS, Layout, QuestionFile, Split
 from mempo.storage import whole_folder, write_json, write_records
 
@@ -45,46 +46,58 @@ class Origin:
 
 def prepare_questions(data: Data, model: Model, folder: Path, system_prompts: Sequence[str]) -> dict[str, Any]:
     """Write the whole dataset folder; returns its ``stats.json``. The same files and settings give the same bytes."""
+    given = None if data.corpus is None else files.local_file(data.corpus)
+    num_given = 0 if given is None else sum(1 for _ in rows(given))
     with whole_folder(folder) as temporary:
         corpus = temporary / "corpus.jsonl"
-        with corpus.open("w", encoding="utf-8", newline="\n") as file:
+        with open(os.devnull if given else corpus, "w", encoding="utf-8", newline="\n") as file:
             pool = Pool(file)
             sources = read_sources(data, pool)
-        if data.corpus is not None:
-            shutil.copyfile(files.local_file(data.corpus), corpus)
-        num_documents = len(pool.doc_ids) if data.corpus is None else sum(1 for _ in rows(corpus))
-        built, left_out = splits(data, {file: source.entries for file, source in sources.items()})
+        if given is not None:
+            shutil.copyfile(given, corpus)
+        num_documents = num_given or len(pool.doc_ids)
+        built, left_out = splits(data, {file: named(source.entries, file) for file, source in sources.items()})
         for name in SPLITS:
             if not built[name]:
                 raise ValueError(f"data.{name}: not one question can be made of its files")
             write_records(temporary / f"{name}.parquet", [record(name, i, o) for i, o in enumerate(built[name])])
-        write_records(temporary / "origins.parquet", origins(built, pooled=data.corpus is None))
-        by_path = {source.path: source for source in sources.values()}
-        rejected = [*(source.rejected for source in by_path.values()), *left_out.values()]
+        write_records(temporary / "origins.parquet", origins(built, pooled=given is None))
+        read = {(source.path, source.layout): source for source in sources.values()}.values()
+        rejected = [*(source.rejected for source in read), *left_out.values()]
         write_rejected(temporary / "rejected.jsonl", [row for rows_of_one in rejected for row in rows_of_one])
         if model.path is None:
-            bpe = train_bpe(tokenizer_texts(corpus, built, system_prompts), model.vocab_size)
+            documents = (document for _, document in rows(corpus)) if num_documents else ()
+            bpe = train_bpe(tokenizer_texts(documents, built, system_prompts), model.vocab_size)
             bpe.save(str(temporary / "tokenizer.json"))
         stats = {
             "num_documents": num_documents,
             "splits": {name: split_stats(getattr(data, name), sources, built[name], left_out[name]) for name in SPLITS},
-            "files": {path: file_stats(source) for path, source in by_path.items()},
+            "files": {told_path(source, read): file_stats(source) for source in read},
         }
         write_json(temporary / "stats.json", stats)
     return stats
 
 
 def read_sources(data: Data, pool: Pool) -> dict[QuestionFile, Source]:
-    """Every file of every split, read once though two splits name it."""
-    read: dict[tuple[str, Layout, str | None], Source] = {}
+    """Every file of every split, read once though two splits name it, by one name or two."""
+    read: dict[tuple[str, Layout], Source] = {}
     found: dict[QuestionFile, Source] = {}
     for file in [file for name in SPLITS for file in getattr(data, name).files]:
         layout = layout_of(file, data)
-        key = (file.path, layout, file.name)
-        if key not in read:
-            read[key] = read_source(file, layout, pool, data.max_rejected)
-        found[file] = read[key]
+        if (file.path, layout) not in read:
+            read[file.path, layout] = read_source(file.path, layout, pool, data.max_rejected)
+        found[file] = read[file.path, layout]
     return found
+
+
+def named(entries: Sequence[Entry], file: QuestionFile) -> Sequence[Entry]:
+    return [replace(entry, source=file.name) for entry in entries] if file.name else entries
+
+
+def told_path(source: Source, read: Collection[Source]) -> str:
+    """Its path, and the layout where the file is read in several."""
+    several = sum(other.path == source.path for other in read) > 1
+    return f"{source.path} as {source.layout}" if several else source.path
 
 
 def layout_of(file: QuestionFile, data: Data) -> Layout:
@@ -118,15 +131,14 @@ def write_rejected(path: Path, rows: Sequence[Rejected]) -> None:
 
 
 def tokenizer_texts(
-    corpus: Path, built: Mapping[str, Sequence[Objectives]], system_prompts: Sequence[str]
+    documents: Iterable[Document], built: Mapping[str, Sequence[Objectives]], system_prompts: Sequence[str]
 ) -> Iterator[str]:
     """The beginning of the corpus, the training questions with their answers, and the words of the demonstrations."""
-    with corpus.open("rb") as file:
-        yield from (json.loads(line)["contents"] for line in islice(file, TOKENIZER_LINES))
+    yield from map(contents, islice(documents, TOKENIZER_LINES))
     for objectives in built["train"]:
         for entry in objectives:
             yield from (entry.question, entry.golden_answers[0])
-    yield from [*WORDS, *system_prompts, "system user assistant"] * 50
+    yield from frame_texts(system_prompts)
 
 
 def split_stats(
@@ -136,16 +148,13 @@ def split_stats(
 
     ``num_unused``: rows that could be asked, and were not needed or did not fill a last question.
     """
-    answers: dict[int, Counter[tuple[str, ...]]] = {}
-    for objectives in questions:
-        answers.setdefault(len(objectives), Counter())[tuple(entry.golden_answers[0] for entry in objectives)] += 1
     datasets = Counter(entry.source for objectives in questions for entry in objectives)
     num_read = sum(len(sources[file].entries) for file in split.files)
     return {
         "num_questions": len(questions),
-        "num_objectives": {str(number): counts.total() for number, counts in sorted(answers.items())},
+        "num_objectives": {str(number): count for number, count in sorted(Counter(map(len, questions)).items())},
         "datasets": dict(sorted(datasets.items())),
-        "majority_em": majority_em(answers),
+        "majority_em": majority_em(tuple(e.golden_answers[0] for e in objectives) for objectives in questions),
         "left_out": reasons(left_out),
         "num_unused": num_read - len(left_out) - datasets.total(),
     }

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
 from mempo.data import files
 from mempo.data.layouts import Example, Paragraph, columns_of, read_example
-from mempo.sources import Layout, QuestionFile
+from mempo.search import Document
+from mempo.search.corpus import contents
+from mempo.sources import Layout
 from mempo.storage import content_hash
+
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Rejected:
     split: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """A question that can be asked, from row ``row`` of ``file``; ``doc_ids``: its gold paragraphs in the pool."""
 
@@ -39,15 +46,22 @@ class Entry:
     golden_answers: list[str]
     doc_ids: list[str]
 
+    @cached_property
+    def keys(self) -> tuple[str, str]:
+        """Text and id: of no two rows that are asked is one of them the same."""
+        words = " ".join(_WORD.findall(unicodedata.normalize("NFKC", self.question).casefold()))
+        return f"text {words or self.question}", f"id {self.source} {self.row_id}"
+
     def left_out(self, split: str, reason: str) -> Rejected:
         return Rejected(self.file, self.row, reason, self.question[: files.EXCERPT_CHARS], split)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one file gave."""
+    """What one file gave, read in ``layout``."""
 
     path: str
+    layout: Layout
     sha256: str
     entries: list[Entry]
     rejected: list[Rejected]
@@ -69,50 +83,54 @@ class Pool:
 
     def add(self, paragraph: Paragraph) -> str:
         """The id of the document: the beginning of the sha256 of its contents."""
-        contents = f'"{paragraph.title}"\n{paragraph.text}'
-        doc_id = hashlib.sha256(contents.encode()).hexdigest()[:16]
+        told = contents(Document("", paragraph.title, paragraph.text))
+        doc_id = hashlib.sha256(told.encode()).hexdigest()[:16]
         if doc_id not in self.doc_ids:
             self.doc_ids.add(doc_id)
-            self.file.write(json.dumps({"id": doc_id, "contents": contents}, ensure_ascii=False) + "\n")
+            self.file.write(json.dumps({"id": doc_id, "contents": told}, ensure_ascii=False) + "\n")
         return doc_id
 
 
 def read_examples(path: Path, layout: Layout, label: str = "") -> Iterator[tuple[int, Example | Rejected]]:
     """(row number from 1, what it is). Raises ``ValueError`` where the file itself is damaged."""
+    file = label or str(path)
+    taken: set[str] = set()
     for number, row in enumerate(files.read_rows(path, columns_of(layout)), 1):
         if isinstance(row, files.Unreadable):
-            yield number, Rejected(label or str(path), number, row.reason, row.excerpt)
+            yield number, Rejected(file, number, row.reason, row.excerpt)
             continue
         try:
-            yield number, read_example(layout, row)
+            example = read_example(layout, row)
         except ValueError as error:
-            yield number, Rejected(label or str(path), number, str(error), files.excerpt(row))
-
-
-def read_source(file: QuestionFile, layout: Layout, pool: Pool, max_rejected: float) -> Source:
-    """Raises ``ValueError``, with the reasons, where more than ``max_rejected`` of the rows are rejected."""
-    path = files.local_file(file.path)
-    source = Source(file.path, content_hash(path), [], [])
-    taken: set[str] = set()
-    for number, example in read_examples(path, layout, file.path):
-        if isinstance(example, Example) and example.row_id in taken:
-            example = Rejected(file.path, number, "the id of a row before it", example.question[: files.EXCERPT_CHARS])
-        if isinstance(example, Rejected):
-            source.rejected.append(example)
+            yield number, Rejected(file, number, str(error), files.excerpt(row))
+            continue
+        if example.row_id in taken:
+            yield number, Rejected(file, number, "the id of a row before it", example.question[: files.EXCERPT_CHARS])
             continue
         taken |= {example.row_id} - {""}
-        source.entries.append(_entry(file, layout, number, example, pool))
+        yield number, example
+
+
+def read_source(path: str, layout: Layout, pool: Pool, max_rejected: float) -> Source:
+    """Raises ``ValueError``, with the reasons, where more than ``max_rejected`` of the rows are rejected."""
+    local = files.local_file(path)
+    source = Source(path, layout, content_hash(local), [], [])
+    for number, example in read_examples(local, layout, path):
+        if isinstance(example, Rejected):
+            source.rejected.append(example)
+        else:
+            source.entries.append(_entry(path, layout, number, example, pool))
     _refuse_too_many(source, max_rejected)
     return source
 
 
-def _entry(file: QuestionFile, layout: Layout, number: int, example: Example, pool: Pool) -> Entry:
+def _entry(path: str, layout: Layout, number: int, example: Example, pool: Pool) -> Entry:
     documents = [(pool.add(paragraph), paragraph.gold) for paragraph in example.paragraphs if paragraph.text]
     return Entry(
-        file=file.path,
+        file=path,
         row=number,
-        source=file.name or example.source or layout,
-        row_id=example.row_id or f"{Path(file.path).name}:{number}",
+        source=example.source or layout,
+        row_id=example.row_id or f"{Path(path).name}:{number}",
         question=example.question,
         golden_answers=example.golden_answers,
         doc_ids=list(dict.fromkeys(doc_id for doc_id, gold in documents if gold)),

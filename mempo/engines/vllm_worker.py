@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -45,10 +46,9 @@ def _weights(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def _end_with(starter: int) -> None:
     """vLLM 0.32 does not see that its starter was killed, and would keep the memory of a GPU for good."""
-    try:
+    with suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(starter)], [], [])
-    finally:  # it had ended already
-        os._exit(1)
+    os._exit(1)
 
 
 # vLLM imports this module in a worker before it loads a model: a start may take minutes.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -71,8 +72,12 @@ class LocalSearcher:
         return render([hit.document for hit in self._retriever.find([query], self._top_k)[0]])
 
 
+@cache
 def open_searcher(corpus: Path, config: Search) -> Searcher:
-    """The servers of ``search.urls``; else this process, over ``corpus``, with ``search.index`` or one in memory."""
+    """The servers of ``search.urls``; else this process, over ``corpus``, with ``search.index`` or one in memory.
+
+    Each is opened once in a process: a corpus that is written anew under the same path is not read again.
+    """
     if config.urls:
         from mempo.search.http import HTTPSearcher
 

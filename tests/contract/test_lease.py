@@ -13,29 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from mempo.lease import Owner, held
 from mempo.store import Store
-from tests.buckets import make_bucket, serving
+from tests.served import ROOT, until
 
-ROOT = Path(__file__).parents[2]
 HOUR = 3600.0  # a lease that no test waits for
+on_both = pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
 on_a_path = pytest.mark.parametrize("url", ["file"], indirect=True)  # where the kind of store makes no difference
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with serving():
-        yield make_bucket("locks")
-
-
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"{request.getfixturevalue('bucket')}/{uuid4().hex}" if request.param == "s3" else f"file://{tmp_path}"
-
 
 PROGRAM = """
 import sys, time
@@ -79,6 +66,7 @@ def foreign(beat: int = 1, token: str = "another") -> bytes:
     return owner.model_dump_json().encode()
 
 
+@on_both
 def test_the_second_waits_for_the_first_and_a_killed_one_lets_go_at_once(
     url: str, start: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +125,7 @@ def test_what_no_owner_wrote_lapses_too(url: str) -> None:
         pass
 
 
+@on_both
 def test_of_many_that_wait_for_a_dead_owner_one_works_at_a_time(
     url: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -151,6 +140,7 @@ def test_of_many_that_wait_for_a_dead_owner_one_works_at_a_time(
     assert (tmp_path / "log").read_text().split() == ["in"] + 4 * ["in", "out"]
 
 
+@on_both
 def test_who_finds_another_owner_in_the_lock_ends_and_leaves_it(
     url: str, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -168,7 +158,7 @@ def test_a_lock_that_was_cleaned_up_is_written_again(url: str) -> None:
     store = Store(url)
     with held(store, "runs/x.lock", 0.3, what="the run x"):
         store.remove("runs/x.lock")
-        wait_for(lambda: store.read("runs/x.lock") is not None)
+        until(lambda: store.read("runs/x.lock") is not None, 60)
     assert store.read("runs/x.lock") is None
 
 
@@ -181,7 +171,7 @@ def test_a_store_that_is_away_for_less_than_a_lease_does_no_harm(tmp_path: Path)
         time.sleep(1.3)  # one renewal
         (tmp_path / "s").unlink()
         (tmp_path / "away").rename(tmp_path / "s")
-        wait_for(lambda: store.read("runs/x.lock") != before)
+        until(lambda: store.read("runs/x.lock") != before, 60)
 
 
 @on_a_path
@@ -190,17 +180,11 @@ def test_a_store_that_is_away_for_a_lease_ends_the_owner(
 ) -> None:
     first = start(lease_s=0.6)
     assert reads(first) == "held\n"
-    (tmp_path / "runs").rename(tmp_path / "away")
-    (tmp_path / "runs").write_text("no folder: every access fails")
+    runs = tmp_path / "a store" / "runs"
+    runs.rename(tmp_path / "away")
+    runs.write_text("no folder: every access fails")
     _, errors = first.communicate(timeout=60)
     assert first.returncode == -signal.SIGTERM and "is lost: not renewed for 0.6 s: " in errors
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @on_a_path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -16,21 +15,7 @@ from mempo import storage
 from mempo.config import Storage
 from mempo.share import Share
 from mempo.store import Store
-from tests.buckets import make_bucket, port_of, server, serving
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with serving():
-        yield make_bucket("contract")
-
-
-@pytest.fixture(params=["file", "memory", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty place of its own."""
-    if request.param == "s3":
-        return f"{request.getfixturevalue('bucket')}/{uuid4().hex}"
-    return f"memory://{uuid4().hex}" if request.param == "memory" else f"file://{tmp_path}/a store"
+from tests.buckets import port_of, server
 
 
 @pytest.fixture
@@ -254,3 +239,24 @@ def test_what_is_dropped_is_gone_from_the_store_and_stays_here(url: str, here: P
     assert contents(there) == {"run/policy_00010": b"another"}
     assert not any("run/policy_0001/" in name for name in stored(url))
     assert (here / "run" / "policy_0001" / "model").read_bytes() == b"one"
+
+
+def test_many_that_fetch_one_folder_at_a_time_find_it_whole(url: str, here: Path, there: Path) -> None:
+    files = {f"run/policy/{folder}/{index}": b"x" * 1000 for folder in ("a", "b/c") for index in range(20)}
+    fill(here, files)
+    Share(here, url).send(here / "run" / "policy")
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: Share(there, url).fetch(there / "run" / "policy"), range(12)))
+    assert {name: data for name, data in contents(there).items() if name.startswith("run/")} == files
+
+
+def test_what_runs_stand_on_is_the_same_on_every_host_or_refused(url: str, here: Path, there: Path) -> None:
+    fill(here, {"data/geo/corpus": b"one"})
+    Share(here, url).agree(here / "data" / "geo")
+    Share(there, url).fetch(there / "data" / "geo")
+    Share(there, url).agree(there / "data" / "geo")
+    (there / "data" / "geo" / "corpus").write_bytes(b"another")
+    with pytest.raises(ValueError, match=f"^{there}/data/geo: another one than in "):
+        Share(there, url).agree(there / "data" / "geo")
+    assert Share(here, url).units(here / "data") == [here / "data" / "geo"]
+    assert Share(here, None).units(here / "data") == []

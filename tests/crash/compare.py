@@ -14,6 +14,8 @@ import mlflow
 import pandas as pd
 import psutil
 
+from tests.flow.small import tracked_runs
+
 FOLDERS = ("runs", "checkpoints", "results")
 # The name by which MLflow knows the run, when and by whom it was made: of one training, not of its result.
 OWN = {"mlflow.json", "log.json", "log.jsonl"}
@@ -62,8 +64,7 @@ def tracked(store: str, root: Path, straight: Path, *, exact: bool = True) -> li
     found = []
     for folder in (root, straight):
         (file,) = folder.glob("runs/mempo-*/mlflow.json")
-        key, experiments = json.loads(file.read_text())["key"], [e.experiment_id for e in client.search_experiments()]
-        runs = client.search_runs(experiments, f"tags.`mempo.key` = '{key}'")
+        runs = tracked_runs(client, file.parent)
         if [run.info.status for run in runs] != ["FINISHED"]:
             return [f"MLflow: {[(run.info.run_id, run.info.status) for run in runs]}"]
         names = [name for name in runs[0].data.metrics if not CLOCK_COLUMNS.fullmatch(name)]

@@ -6,16 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
 
-from mempo import local, services
+from mempo import services
 from tests.crash import compare
-from tests.flow.small import PARAMS, environment, mempo
+from tests.flow.small import PARAMS, SETTLED, awaited, environment, mempo
 
 INJECT = Path(__file__).parent / "inject"
 # Heads of 32 numbers, which vLLM needs.
@@ -67,12 +66,8 @@ class Experiment:
         return mempo(root, "train", "mempo", *(word for setting in settings for word in ("--set", setting)))
 
     def environment(self, root: Path | None = None, **more: str) -> dict[str, str]:
-        # What tests before this one have settled for themselves.
-        others = local._defaults(self.state).keys() | {
-            "PREFECT_API_URL",
-            local._OURS,
-        }
-        ours = {name: value for name, value in environment().items() if name not in others}
+        # Without what tests before this one have settled for themselves.
+        ours = {name: value for name, value in environment().items() if name not in SETTLED}
         ours |= {"MEMPO_STATE": str(self.state), "OMP_NUM_THREADS": "1"}
         if root is None:
             return ours
@@ -134,7 +129,7 @@ class Training:
 
     def reaches(self, name: str, process: subprocess.Popen[bytes]) -> bool:
         """Wait for a file of the run folder; False where the command ended first."""
-        return until(lambda: bool(list(self.root.glob(f"runs/mempo-*/{name}"))), process)
+        return bool(awaited(process, lambda: list(self.root.glob(f"runs/mempo-*/{name}")), PATIENCE_S))
 
     def so_far(self) -> list[str]:
         """What is wrong right after a kill: a process that goes on, a file that is not what it should be."""
@@ -151,13 +146,3 @@ class Training:
             *compare.tracked(f"sqlite:///{state}/mlflow.db", self.root, straight, exact=self._exact),
             *compare.flow_runs(f"{services.alive(state)['prefect'].url}/api", self.root),
         ]
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
-    """Wait for ``condition`` as long as ``process`` runs; whether it came."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > give_up:
-            return False
-        time.sleep(0.002)
-    return True

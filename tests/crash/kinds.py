@@ -11,8 +11,9 @@ import sys
 import psutil
 
 from mempo import services
-from tests.crash.experiment import Experiment, Training, until
+from tests.crash.experiment import PATIENCE_S, Experiment, Training
 from tests.crash.table import Table
+from tests.flow.small import awaited, members
 from tests.served import Served
 
 SHORT = ("loop.num_rounds=2", "diagnose.every=0")
@@ -67,7 +68,7 @@ def ranks(experiment: Experiment, table: Table, dice: random.Random) -> None:
     for what, word in {"a rank": RANK, "torchrun": "torch.distributed.run", "driver over ranks": ""}.items():
         training = Training(experiment, "ranks", *DEEPSPEED)
         with training.started() as process:
-            until(lambda: bool(_family(process, RANK)), process)
+            awaited(process, lambda: _family(process, RANK), PATIENCE_S)
             after = dice.uniform(0, 12)
             try:
                 process.wait(after)
@@ -93,8 +94,7 @@ def _server(experiment: Experiment, table: Table, name: str, moments: tuple[str,
     for moment in moments:
         with training.started(**more) as process:
             if training.reaches(moment, process):
-                leader = psutil.Process(services.alive(experiment.state)[name].pid)
-                for victim in [leader, *leader.children(recursive=True)]:
+                for victim in members(services.alive(experiment.state)[name]):
                     victim.kill()
         if name == "mlflow":
             assert _ui(experiment) == more["MLFLOW_TRACKING_URI"]

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 
 from mempo import services
-from tests.crash.experiment import Experiment, Training, until
+from tests.crash.experiment import PATIENCE_S, Experiment, Training
 from tests.crash.table import Table
+from tests.flow.small import awaited
 
 BLOCKS = ("loop.num_rounds=2", "loop.questions_per_round=4", "rollout.block_questions=1", "diagnose.every=0")
 SHARDS = ("shards.deployment=shard/shard", "shards.count=4")
@@ -57,7 +58,7 @@ def _lose(experiment: Experiment, table: Table, training: Deployed, what: str, m
         if with_flow:
             flow.kill()
         killed, before = time.monotonic(), len(_made(training.root))
-        until(lambda: len(_made(training.root)) > before, process)
+        awaited(process, lambda: len(_made(training.root)) > before, PATIENCE_S)
         goes_on = time.monotonic() - killed
     table.kill(what, f"{moment} is there; the next file of the run {goes_on:.0f} s later", [])
     table.ended(what, process.returncode, training)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME", "MPLCONFIGDIR"):
+from mempo import local
+from tests.flow.small import SETTLED, forget
+
+for name in SETTLED:
     os.environ.pop(name, None)
 _FOLDER = tempfile.TemporaryDirectory(prefix="mempo-tests-", ignore_cleanup_errors=True)
 os.environ["MEMPO_STATE"] = f"{_FOLDER.name}/state"
-
-from mempo import local  # noqa: E402
-
 local.settle()
 
 
@@ -60,18 +60,10 @@ def store(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One local Prefect server and one MLflow store for the module, started as a user's command starts them."""
-    from mempo import local
-
     state = tmp_path_factory.mktemp("services")
-    former = {name: os.environ.get(name) for name in ("MEMPO_STATE", "MLFLOW_TRACKING_URI", "PREFECT_HOME")}
-    os.environ["MEMPO_STATE"] = str(state)
-    for name in ("MLFLOW_TRACKING_URI", "PREFECT_HOME", "PREFECT_API_URL"):
-        os.environ.pop(name, None)
-    local.start()
-    yield state
-    local.stop()
-    for name, value in former.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with pytest.MonkeyPatch.context() as patch:
+        forget(patch)
+        patch.setenv("MEMPO_STATE", str(state))
+        local.start()
+        yield state
+        local.stop()

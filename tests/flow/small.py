@@ -1,13 +1,33 @@
-"""The experiment in small, for tests: a policy of 60,000 parameters that learns the turn format and nothing else."""
+"""The experiment in small, for tests: a policy of 60,000 parameters that learns the turn format and nothing else.
+
+And its commands: their environment, their processes, the MLflow run of a run folder.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
+import psutil
+import pytest
+
+from mempo import local, storage
+from mempo.services import Service
+from tests.served import ROOT
+
+if TYPE_CHECKING:  # not imported before the environment is settled
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+Found = TypeVar("Found")
+# What ``local`` writes into the environment.
+SETTLED = frozenset({*local._defaults(Path()), "PREFECT_API_URL", local._OURS})
 
 PARAMS = """
 preset: null
@@ -45,6 +65,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "PATH": scripts}
 
 
+def forget(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is settled in this process any more. ``patch`` takes back what is settled from here on."""
+    for name in SETTLED:
+        patch.setenv(name, "")  # or it would not take back what is absent now
+        patch.delenv(name)
+
+
 def mempo(root: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "mempo.cli", *arguments, "--root", str(root)]
 
@@ -54,3 +81,35 @@ def run(command: list[str], cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
+
+
+def awaited(process: subprocess.Popen[Any], look: Callable[[], Found], deadline_s: float = 240.0) -> Found:
+    """What ``look`` finds, as soon as it finds something; nothing where ``process`` ends or ``deadline_s`` passes."""
+    give_up = time.monotonic() + deadline_s
+    while not (found := look()) and process.poll() is None and time.monotonic() < give_up:
+        time.sleep(0.002)
+    return found
+
+
+def killed(command: list[str], look: Callable[[], Found], cwd: Path | None = None) -> Found:
+    """Start ``command`` and kill it, and all that it has started, as soon as ``look`` finds something."""
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = subprocess.Popen(command, cwd=cwd, env=environment(), start_new_session=True, **quiet)
+    found = awaited(started, look)
+    assert found, "it ended before it could be killed"
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+    return found
+
+
+def members(service: Service) -> list[psutil.Process]:
+    """The process of a service that is alive, and all below it."""
+    leader = service.process()
+    assert leader, service
+    return [leader, *leader.children(recursive=True)]
+
+
+def tracked_runs(client: MlflowClient, folder: Path) -> list[Run]:
+    """MLflow's runs with the key of a run folder: one, where all is well."""
+    key, experiments = storage.read_json(folder / "mlflow.json")["key"], client.search_experiments()
+    return list(client.search_runs([e.experiment_id for e in experiments], f"tags.`mempo.key` = '{key}'"))

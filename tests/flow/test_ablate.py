@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
@@ -15,6 +13,7 @@ import pytest
 
 from mempo import storage
 from tests.flow.small import PARAMS, environment, mempo, run
+from tests.served import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -114,12 +113,5 @@ def running_cells(pid: int, count: int) -> list[psutil.Process]:
         except psutil.NoSuchProcess:  # one that had nothing to train
             return False
 
-    wait_until(begun)
+    until(begun, 120)
     return found
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 120.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "nothing happened in time"
-        time.sleep(0.2)

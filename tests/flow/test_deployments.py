@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from mempo import family, local, services
-from tests.flow.small import PARAMS, environment, mempo, run
+from tests.flow.small import PARAMS, awaited, environment, forget, mempo, run
 
 SMALL = PARAMS.replace("num_rounds: 6", "num_rounds: 2")
 DEPLOYED = {"ablate", "driver", "evaluate", "prepare", "shard", "train", "warmstart"}
@@ -50,22 +49,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with data and a warm start, for which all is up."""
     folder = tmp_path_factory.mktemp("deployed")
     (folder / "params.yaml").write_text(SMALL)
-    former, here = dict(os.environ), Path.cwd()
-    for name in local._defaults(folder).keys() | {"PREFECT_API_URL", local._OURS}:
-        os.environ.pop(name, None)
-    os.chdir(folder)
-    local.settle()
-    try:
-        prepared = subprocess.Popen([sys.executable, "-c", PREPARE], env=environment())
-        run(command("up", "--workers", "2"))
-        assert prepared.wait() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        forget(patch)
+        patch.chdir(folder)
         local.settle()
-        yield folder
-    finally:
-        local.stop()
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(former)
+        try:
+            prepared = subprocess.Popen([sys.executable, "-c", PREPARE], env=environment())
+            run(command("up", "--workers", "2"))
+            assert prepared.wait() == 0
+            local.settle()
+            yield folder
+        finally:
+            local.stop()
 
 
 @pytest.mark.server
@@ -112,10 +107,8 @@ def test_shards_end_in_the_same_weights_though_a_worker_is_killed_in_the_round(p
     settings = {"loop": loop, "rollout": {"block_questions": 1}, "diagnose": {"every": 0}}
     sharded = settings | {"shards": {"deployment": "shard/shard", "count": 2}}
     driver = deployment_run("train/driver", "-p", f"overrides={json.dumps(sharded)}", "-p", "name=grpo", "--watch")
-    deadline = time.monotonic() + 240
-    while not list(project.glob("runs/grpo-*/round_0000/parts/rollout_*.json")):
-        assert driver.poll() is None and time.monotonic() < deadline, "it ended before a worker could be killed"
-        time.sleep(0.1)
+    parts = awaited(driver, lambda: list(project.glob("runs/grpo-*/round_0000/parts/rollout_*.json")))
+    assert parts, "it ended before a worker could be killed"
     os.kill(services.recorded(project / ".state")["gpu-1"].pid, signal.SIGKILL)
     given = [word for section in ("loop", "rollout", "diagnose") for word in words_of(section, settings[section])]
     run(mempo(project / "beside", "train", "grpo", *given))

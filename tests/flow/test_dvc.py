@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ import pytest
 
 from mempo import storage
 from tests.buckets import make_bucket, serving
-from tests.flow.small import PARAMS, ROOT, environment, mempo, run
+from tests.flow.small import PARAMS, ROOT, environment, killed, mempo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -91,20 +89,9 @@ def test_a_stage_killed_half_way_goes_on_and_leaves_no_stale_success(repo: Path,
     params = (copied / "params.yaml").read_text()
     (copied / "params.yaml").write_text(params.replace("num_rounds: 2", "seed: 1, num_rounds: 2"))
     former, command = set(copied.glob("runs/mempo-*")), [sys.executable, "-m", "dvc", "repro", "train@mempo"]
-    started = subprocess.Popen(
-        command,
-        cwd=copied,
-        env=environment(),
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    found = killed(
+        command, lambda: [f for f in copied.glob("runs/mempo-*/round_0001") if f.parent not in former], cwd=copied
     )
-    deadline = time.monotonic() + 240
-    while not (found := [f for f in set(copied.glob("runs/mempo-*/round_0001")) if f.parent not in former]):
-        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
-        time.sleep(0.01)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.wait()
     first = found[0].with_name("round_0000") / "rollouts.parquet"
     made = first.stat().st_mtime_ns
     assert "train@mempo" in dvc(copied, "status", "train@mempo")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import mlflow
@@ -18,7 +15,7 @@ from mempo.records import Sample, TurnScore
 from mempo.storage import read_records
 from tasks.chart_view import SECTIONS
 from tasks.pages import SHOWN
-from tests.flow.small import PARAMS, environment, mempo, run
+from tests.flow.small import PARAMS, environment, killed, mempo, run, tracked_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -85,24 +82,14 @@ def test_three_rounds_kill_and_three_more_are_six_rounds(
 ):
     """SIGKILL as soon as a file of round 3 appears: inside the round, whatever the process is doing by then."""
     root = copy_of(warm, tmp_path / "w")
-    started = subprocess.Popen(
-        mempo(root, "train", "mempo"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 240
-    while not list(root.glob(f"runs/mempo-*/round_0003/{name}")):
-        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
-        time.sleep(0.01)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.wait()
+    killed(mempo(root, "train", "mempo"), lambda: list(root.glob(f"runs/mempo-*/round_0003/{name}")))
     finished = {path: path.stat().st_mtime_ns for folder in rounds_of(root)[:3] for path in folder.glob("*.parquet")}
     train(root)
     assert weights(root) == weights(straight)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished  # what was whole was not made again
     assert len(rounds_of(root)) == 6
-    key = storage.read_json(next(root.glob("runs/mempo-*/mlflow.json")))["key"]
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{services}/mlflow.db")
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    (tracked,) = client.search_runs(experiments, f"tags.`mempo.key` = '{key}'")
+    (tracked,) = tracked_runs(client, next(root.glob("runs/mempo-*")))
     assert tracked.info.status == "FINISHED"
     points = client.get_metric_history(tracked.info.run_id, "mem_reward/n")
     assert [point.step for point in points] == list(range(6))
@@ -163,15 +150,7 @@ def test_evaluation_and_report(straight: Path, tmp_path: Path):
 def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, tmp_path: Path):
     root = tmp_path / "w"
     shutil.copytree(warm, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
-    started = subprocess.Popen(
-        mempo(root, "warmstart"), env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 240
-    while not list(root.glob("runs/warmstart-*/step_000100")):
-        assert started.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
-        time.sleep(0.01)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.wait()
+    killed(mempo(root, "warmstart"), lambda: list(root.glob("runs/warmstart-*/step_000100")))
     run(mempo(root, "warmstart"))
     name = "checkpoints/warmstart/final/model.safetensors"
     assert (root / name).read_bytes() == (warm / name).read_bytes()

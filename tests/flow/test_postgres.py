@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +11,10 @@ import httpx
 import mlflow
 import pytest
 
-from mempo import journal, local, services as servers, storage
-from mempo.services import Service
+from mempo import journal, local, services as servers
 from tasks import pages
 from tests.flow.postgres import PASSWORD, postgres
-from tests.flow.small import PARAMS, environment, mempo, run
+from tests.flow.small import PARAMS, awaited, environment, members, mempo, run, tracked_runs
 from tests.flow.test_pages import everything
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -44,7 +41,8 @@ def folder(services: Path, backend: str, tmp_path_factory: pytest.TempPathFactor
     training = subprocess.Popen(mempo(root, "train", "mempo"), env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for(training, root, "round_0000/log.json")
     for server in servers.alive(services).values():
-        kill(server)
+        for member in members(server):
+            member.kill()
     wait_for(training, root, "round_0002/log.json")
     assert local.start_ui() == backend, "a server that comes back is found under its former URL"
     _, told = training.communicate(timeout=240)
@@ -55,28 +53,16 @@ def folder(services: Path, backend: str, tmp_path_factory: pytest.TempPathFactor
 
 
 def wait_for(training: subprocess.Popen[str], root: Path, name: str) -> None:
-    deadline = time.monotonic() + 240
-    while not list(root.glob(f"runs/mempo-*/{name}")):
-        assert training.poll() is None and time.monotonic() < deadline, training.communicate()[1]
-        time.sleep(0.01)
-
-
-def kill(server: Service) -> None:
-    process = server.process()
-    assert process
-    for member in [process, *process.children(recursive=True)]:
-        member.send_signal(signal.SIGKILL)
+    assert awaited(training, lambda: list(root.glob(f"runs/mempo-*/{name}"))), training.communicate()[1]
 
 
 def test_the_pages_are_those_of_a_run_without_outages(
     folder: Path, backend: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow.set_tracking_uri(backend)
-    key = storage.read_json(folder / "mlflow.json")["key"]
     client = mlflow.MlflowClient()
-    experiment = client.get_experiment_by_name("mempo")
-    assert experiment
-    (made,) = client.search_runs([experiment.experiment_id], f"tags.`mempo.key` = '{key}'")
+    (made,) = tracked_runs(client, folder)
+    assert client.get_experiment(made.info.experiment_id).name == "mempo"
     found = everything(made.info.run_id)
     assert found["status"][1] == "FINISHED"
     assert [step for step, _, _ in found["metrics"]["em"]] == list(range(6))
@@ -100,6 +86,4 @@ def test_no_file_and_no_command_line_holds_the_password(folder: Path, services: 
     assert [path for path in services.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()] == []
     assert [path for path in folder.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()] == []
     for server in servers.alive(services).values():
-        process = server.process()
-        assert process
-        assert not any(PASSWORD in " ".join(one.cmdline()) for one in [process, *process.children(recursive=True)])
+        assert not any(PASSWORD in " ".join(member.cmdline()) for member in members(server))

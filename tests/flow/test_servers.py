@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mempo import local, services
+from mempo import services
+from tests.flow.small import ROOT, forget
 
-ROOT = Path(__file__).parents[2]
 FLOW = """
     from mempo import local
     url = local.start()
@@ -30,8 +30,7 @@ FLOW = """
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty project with an empty home folder."""
-    for name in local._defaults(tmp_path).keys() | {"PREFECT_API_URL", local._OURS}:
-        monkeypatch.delenv(name, raising=False)
+    forget(monkeypatch)
     (tmp_path / "home").mkdir()
     (tmp_path / "params.yaml").write_text("{}")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

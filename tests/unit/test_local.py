@@ -19,6 +19,7 @@ import pytest
 
 from mempo import local, services
 from mempo.services import Service, ServiceError
+from tests.flow.small import forget
 
 LITTLE = """
 import http.server, sys, time
@@ -38,8 +39,7 @@ COMMAND = ["little", "--port", services.PORT]
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "state"
-    for name in local._defaults(folder).keys() | {"PREFECT_API_URL", local._OURS}:
-        monkeypatch.delenv(name, raising=False)
+    forget(monkeypatch)
     monkeypatch.setenv("MEMPO_STATE", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +41,7 @@ def refusal(path: Path, content: bytes) -> str:
 )
 def test_an_array_and_lines_give_the_same_rows(tmp_path: Path, content: bytes) -> None:
     assert rows(tmp_path / "q", content) == [{"a": 1}, {"a": 2}]
+    assert rows(tmp_path / "q", BOM_UTF8 + content) == [{"a": 1}, {"a": 2}]
 
 
 def test_parquet_gives_the_columns_that_are_asked_for(tmp_path: Path) -> None:

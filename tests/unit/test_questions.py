@@ -14,7 +14,7 @@ from mempo import data as datasets
 from mempo.config import Data, Model
 from mempo.data.layouts import Paragraph
 from mempo.data.mixing import compose, question_text, splits
-from mempo.data.questions import Origin
+from mempo.data.questions import Origin, read_sources
 from mempo.data.reading import Entry, Pool
 from mempo.records import Question
 from mempo.search.corpus import read_corpus
@@ -258,6 +258,58 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "geo" / "corpus.jsonl").read_bytes() == Path(corpus).read_bytes()
     assert stats["num_documents"] == 1
     assert all(o.doc_ids == [] for o in read_records(tmp_path / "geo" / "origins.parquet", Origin))
+
+
+def test_a_corpus_is_looked_for_before_the_questions_are_read(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"wiki\.jsonl: no such file"):
+        prepared(tmp_path / "geo", settings("a", "b", "c", corpus=str(tmp_path / "wiki.jsonl")))
+    broken = write(tmp_path / "wiki.jsonl", [{"id": "w"}])
+    with pytest.raises(ValueError, match=rf"{broken}, line 1: not a document"):
+        prepared(tmp_path / "geo", settings("a", "b", "c", corpus=broken))
+
+
+def test_a_file_of_two_names_is_read_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "q.jsonl", [row(i) for i in range(6)])
+    data = settings(
+        {"files": [{"path": file, "name": "mine"}]},
+        {"files": [file], "max_questions": 1},
+        {"files": [{"path": file, "name": "theirs"}], "max_questions": 2},
+    )
+    with (tmp_path / "pool.jsonl").open("w", encoding="utf-8") as pool:
+        first, *others = read_sources(data, Pool(pool)).values()
+    assert len(others) == 2 and all(other is first for other in others)
+    stats = prepared(tmp_path / "geo", data)
+    named = {name: split["datasets"] for name, split in stats["splits"].items()}
+    assert named == {"train": {"mine": 3}, "dev": {"jsonl": 1}, "test": {"theirs": 2}}
+    assert list(stats["files"]) == [file]
+
+
+def test_a_file_of_two_layouts_has_the_rejected_rows_of_both(tmp_path: Path) -> None:
+    hotpot = {"_id": "h", "question": "Who?", "answer": "Ulm"}
+    file = write(tmp_path / "q.jsonl", [*(row(i) for i in range(3)), hotpot])
+    train, one = {"files": [{"path": file, "source": "hotpotqa"}]}, {"files": [file], "max_questions": 1}
+    data = settings(train, one, one, max_rejected=0.9)
+    stats = prepared(tmp_path / "geo", data)
+    assert {name: sum(told["rejected"].values()) for name, told in stats["files"].items()} == {
+        f"{file} as hotpotqa": 3, f"{file} as jsonl": 1,
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "geo" / "rejected.jsonl").read_text("utf-8").splitlines()]
+    assert [line["row"] for line in lines if not line["split"]] == [1, 2, 3, 4]
+
+
+def test_a_tokenizer_learns_from_every_corpus_that_a_search_takes(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{i}.jsonl", [row(i)]) for i in range(3)]
+    ulm = {"id": "w", "contents": '"Ulm"\nA city, half \ud800.'}
+    corpus = write(tmp_path / "wiki.jsonl", [ulm])
+    Path(corpus).write_text("\n" + Path(corpus).read_text() + "\n")
+    stats = datasets.prepare(settings(*files, corpus=corpus), Model(vocab_size=400), tmp_path / "geo", [])
+    assert stats["num_documents"] == 1 and (tmp_path / "geo" / "tokenizer.json").exists()
+
+
+def test_questions_for_servers_need_no_document_here(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{i}.jsonl", [row(i, paragraphs=[])]) for i in range(3)]
+    stats = datasets.prepare(settings(*files), Model(vocab_size=400), tmp_path / "geo", [])
+    assert stats["num_documents"] == 0 and (tmp_path / "geo" / "tokenizer.json").exists()
 
 
 def test_a_policy_from_scratch_gets_a_tokenizer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from mempo.config import Search
 from mempo.search import NOTHING_FOUND, Document, LocalSearcher, Retriever, open_searcher, render
 from mempo.search.bm25 import BM25, words
 from mempo.search.corpus import contents, read_corpus
+from tests.real_data import FOLDER
 
 DOCUMENTS = [
     Document("0", "Ulm", "Ulm: country Germany, river Danube."),
@@ -19,7 +20,7 @@ DOCUMENTS = [
     Document("2", "France", "France: capital Paris, currency Euro."),
     Document("3", "北京", "北京: 中国的首都。"),
 ]
-REAL = Path(__file__).parents[3] / "shared" / "data" / "corpus" / "wiki18_sample_1000.jsonl"
+REAL = FOLDER / "corpus" / "wiki18_sample_1000.jsonl"
 
 
 def write_corpus(path: Path, rows: list[object]) -> Path:
@@ -35,6 +36,18 @@ def test_from_a_file_to_an_observation(tmp_path: Path) -> None:
     rows = [{"id": d.doc_id, "contents": contents(d)} for d in DOCUMENTS]
     searcher = open_searcher(write_corpus(tmp_path / "corpus.jsonl", rows), Search(top_k=1))
     assert asyncio.run(searcher.search("currency of France")) == "France\nFrance: capital Paris, currency Euro."
+
+
+def test_servers_of_a_host_may_have_several_paths() -> None:
+    urls = ("http://a:65535/retrieve", "http://a:65535/e5/retrieve", "https://[::1]/retrieve", "http://A/retrieve")
+    assert Search(urls=urls, corpus="c").urls == urls
+
+
+def test_a_searcher_is_opened_once(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", [{"id": "0", "contents": "Ulm\nA city."}])
+    searcher = open_searcher(corpus, Search())
+    assert open_searcher(corpus, Search()) is searcher
+    assert open_searcher(corpus, Search(top_k=2)) is not searcher
 
 
 def test_top_k_documents_best_first() -> None:
@@ -133,6 +146,11 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
         ({"urls": ["http://a/retrieve"], "corpus": "c", "index": "i"}, r"search\.index: the servers"),
         ({"urls": "http://a/retrieve", "corpus": "c"}, r"search\.urls: expected a list"),
         ({"urls": ["http://a/retrieve"] * 2, "corpus": "c"}, r"search\.urls\.1: .*already"),
+        ({"urls": ["http://a/retrieve", "http://A:80/retrieve"], "corpus": "c"}, r"search\.urls\.1: .*already"),
+        *(
+            ({"urls": [f"http://a:{port}/retrieve"], "corpus": "c"}, r"search\.urls\.0: .*a port up to 65535")
+            for port in (0, 65536, 99999)
+        ),
         *(
             ({"urls": [url], "corpus": "c"}, r"search\.urls\.0: expected a whole address")
             for url in ("http://a:8001", "http://u:secret@a/retrieve", "http://a/retrieve?key=secret", "ftp://a/b", 7)

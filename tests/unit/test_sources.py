@@ -118,6 +118,17 @@ def test_check_tells_what_a_file_holds(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["row"] == 5
 
 
+def test_check_rejects_what_training_rejects(tmp_path: Path) -> None:
+    rows = [{"id": number, "question": f"Q{number}?", "golden_answers": ["A"]} for number in (1, 2, 1, 1)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = check_questions(tmp_path / "q.jsonl", "flashrag")
+    assert found.lines[:2] == [
+        f"{tmp_path / 'q.jsonl'}: 2 questions, 2 rows rejected",
+        "  2 x the id of a row before it (first in row 3)",
+    ]
+    assert [(row.row, row.excerpt) for row in found.rejected] == [(3, "Q1?"), (4, "Q1?")]
+
+
 def test_check_refuses_a_damaged_file_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "q.json").write_text('[{"a": "b')
     done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "q.json"), "--source", "musique"])

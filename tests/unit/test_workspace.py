@@ -12,7 +12,7 @@ import pytest
 
 from mempo import storage
 from mempo.config import Config
-from mempo.workspace import Workspace
+from mempo.workspace import Run, Workspace
 
 
 def folder(root: Path, inputs: dict[str, str] | None = None, **sections: object) -> str:
@@ -101,3 +101,33 @@ def test_two_processes_never_work_on_one_policy(tmp_path: Path, capsys: pytest.C
     told = " ".join(capsys.readouterr().err.split())
     assert f"waiting for process {holder.pid} on {socket.gethostname()}, which works on mempo in {tmp_path}" in told
     assert not (tmp_path / "runs" / "mempo.lock").exists()
+
+
+def filled(run: Run, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (run.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.folder / name).write_text(text)
+
+
+def test_a_host_that_takes_a_run_over_gets_its_rounds_and_newest_policy_and_sends_what_the_store_lacks(tmp_path: Path):
+    def host(name: str) -> Run:
+        workspace = Workspace(tmp_path / name)
+        for path in (workspace.data, workspace.checkpoint("warmstart")):
+            path.mkdir(parents=True)
+            (path / "file").write_text("the same")
+        settings = {"storage": {"url": f"file://{tmp_path}/store"}, "loop": {"num_rounds": 4}}
+        return workspace.run("mempo", Config.model_validate(settings), {})
+
+    lost, next_one = host("a"), host("b")
+    filled(lost, {f"round_000{i}/{name}": str(i) for i in range(2) for name in ("samples.parquet", "update.json")})
+    filled(lost, {"round_0002/rollout.json": "2", **{f"policy_000{i}/weights": str(i) for i in (1, 2)}})
+    assert [path.name for path in lost.files(0)] == ["samples.parquet", "update.json"]
+    lost.share.send(*lost.files(0), *lost.files(2), lost.policy(1), lost.policy(2))
+    lost.join()  # round 1 had not reached the store
+    next_one.join()
+    assert [path.name for path in next_one.files(1)] == ["samples.parquet", "update.json"]
+    assert next_one.files(2)[0].read_text() == "2"
+    assert next_one.policy(2).exists() and not next_one.policy(1).exists()
+    (next_one.workspace.data / "file").write_text("another")
+    with pytest.raises(ValueError, match="data/geo: another one than in"):
+        next_one.join()
