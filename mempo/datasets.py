@@ -12,11 +12,6 @@ from mempo.sources import Layout
 datasets = typer.Typer(help="Question files and corpora.", no_args_is_help=True)
 
 
-@datasets.callback()
-def _group() -> None:
-    """A group of one command stays a group."""
-
-
 @datasets.command()
 def check(
     file: Annotated[str, typer.Argument(help="A path, or hf://datasets/OWNER/NAME/PATH.")],
@@ -34,3 +29,17 @@ def check(
         typer.echo(line)
     if rejected is not None:
         write_rejected(rejected, found.rejected)
+
+
+@datasets.command()
+def recall(
+    folder: Annotated[Path, typer.Argument(help="A dataset folder that mempo prepare made of question files.")],
+    top_k: Annotated[int, typer.Option(min=1, max=1000, help="So many documents for each question.")] = 5,
+    index: Annotated[Path | None, typer.Option(help="An index of its corpus; without it, BM25 in memory.")] = None,
+) -> None:
+    """How many of the questions' gold paragraphs are among the best documents for the question's own text."""
+    from rich.console import Console
+
+    from mempo.data import recall as recalls
+
+    Console().print(recalls.table(recalls.measure(folder, top_k, index), top_k))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -52,6 +52,44 @@ def score(
     Console().print(score_file.table(rows))
     if out is not None:
         typer.echo(f"{len(rows)} rows: {out}")
+
+
+@standalone.command("import")
+def import_transcripts(
+    file: Annotated[Path, typer.Argument(help="Others' transcripts: a file that ends in .jsonl or .parquet.")],
+    out: Annotated[Path | None, typer.Option(help="The folder of scores, trajectories and a page to read.")] = None,
+    tags: Annotated[
+        Literal["search-r1", "mem1"], typer.Option(help="mem1: <IS>, <query>, <info> as in MEM1's paper.")
+    ] = "search-r1",
+    normalizer: Annotated[Literal["auto", "squad", "unicode"], typer.Option(help="As reward.normalizer.")] = "auto",
+    require_memory: Annotated[bool, typer.Option("--require-memory", help="As format.require_memory.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many transcripts.")] = None,
+) -> None:
+    """Transcripts of Search-R1, verl and others: cut into turns, scored anew, made readable. No model is needed.
+
+    A line (or row) has golden_answers (or ground_truth, gts, reward_model.ground_truth) and one of
+
+    sequences_str: prompt and response in one text
+
+    response (or output), with prompt (or input) or question
+
+    messages: [{"role": "user", "content": ".."}, {"role": "assistant", "content": ".."}, ..]
+
+    OUT/trajectories.jsonl is a file for mempo score. docs/transcripts.md has all the rules.
+    """
+    from rich.console import Console
+
+    from mempo import transcript_report
+    from mempo.transcript_import import read
+
+    if out is not None:
+        transcript_report.refuse_folder(out, file)
+    found = read(file, tags, normalizer=normalizer, require_memory=require_memory, limit=limit)
+    if out is not None:
+        transcript_report.write(out, found, file.name)
+    Console().print(transcript_report.table(found))
+    if out is not None:
+        typer.echo(f"{len(found)} transcripts: {out}/trajectories.html, scores.parquet, trajectories.jsonl")
 
 
 @standalone.command()

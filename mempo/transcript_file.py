@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mempo import arrow
 from mempo.transcripts import ChatTranscript, TextTranscript, TokenTranscript, Transcript
@@ -19,6 +19,8 @@ from mempo.transcripts import ChatTranscript, TextTranscript, TokenTranscript, T
 MAX_LINE = 2**26  # bytes of a JSONL line
 MAX_TOLD = 10  # bad rows that an error names
 COLUMNS = ("id", "question", "golden_answers", "sample_index", "turns", "messages", "prompt_ids")
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +51,29 @@ class Problems:
             raise ValueError("\n".join([*lines, f"and {more} more bad {unit}s"] if more else lines))
 
 
-def read_transcripts(path: Path, limit: int | None = None) -> list[Attempt]:
+def record_of(row: Mapping[str, Any]) -> Transcript:
+    """A row of docs/score.md. Raises ``ValueError`` naming what is wrong with it."""
+    return validated(_form(row), row)
+
+
+def read_transcripts(
+    path: Path,
+    limit: int | None = None,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    read: Callable[[dict[str, Any]], Transcript] = record_of,
+) -> list[Attempt]:
     """The first ``limit`` records of ``path`` (all). Rows of one ``id`` are samples of one question.
+
+    ``read`` makes a record of a row without nulls, or raises ``ValueError``; ``columns``: those it looks at.
 
     Raises ``ValueError`` naming the first bad rows, each with its field, or why the file holds no record.
     """
     problems, attempts = Problems(path), []
     samples: dict[str, dict[int, Attempt]] = {}
-    for number, read in islice(_rows(path), limit):
+    for number, parsed in islice(_rows(path, columns), limit):
         try:
-            record = _checked(read())
+            record = read(_whole(parsed()))
             of_question = samples.setdefault(record.id, {})
             sample_index = len(of_question) if record.sample_index is None else record.sample_index
             attempt = Attempt(number, sample_index, record)
@@ -74,12 +89,21 @@ def read_transcripts(path: Path, limit: int | None = None) -> list[Attempt]:
     return attempts
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
+    """Raises ``ValueError`` naming the first fields that are wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(dict(problem)) for problem in error.errors(include_url=False)]
+        raise ValueError("; ".join(problems[:3])) from None
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
     """(number from 1, what reads the row or raises ``ValueError``) for each row."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix == ".parquet":
-        return enumerate(arrow.read_rows(path, COLUMNS), start=1)
+        return enumerate(arrow.read_rows(path, columns), start=1)
     if path.suffix == ".jsonl":
         return _lines(path)
     raise ValueError(f"{path}: expected a file that ends in .jsonl or .parquet")
@@ -113,15 +137,11 @@ def _parse(line: bytes) -> Any:
         raise ValueError(f"not whole JSON: {said}{cut}") from None
 
 
-def _checked(row: Any) -> Transcript:
+def _whole(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with id, question and golden_answers, found {type(row).__name__}")
-    row = _given(row)
-    try:
-        return _form(row).model_validate(row)
-    except ValidationError as error:
-        problems = [_explain(dict(problem)) for problem in error.errors(include_url=False)]
-        raise ValueError("; ".join(problems[:3])) from None
+    given: dict[str, Any] = _given(row)
+    return given
 
 
 def _given(value: Any, depth: int = 0) -> Any:
