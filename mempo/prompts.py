@@ -79,16 +79,17 @@ def chat_frame(tokenizer: Any, system: str) -> ChatFrame:
     )
 
 
-def context(rule: Context, first_prompt: Sequence[int], turns: Sequence[Turn]) -> list[int]:
+def context(rule: Context, first_prompt: Sequence[int], turns: Sequence[Turn], recent_turns: int = 1) -> list[int]:
     """The prompt of the turn that follows ``turns``.
 
-    ``memory``: first prompt + the latest turn's response and observation. ``full``: first prompt + all of them.
-    ``none``: first prompt + the latest observation. Each ends with the assistant header.
+    ``memory`` and ``think``: first prompt + the latest turn's response and observation. ``full``: first prompt + all of
+    them; ``recent``: + the latest ``recent_turns`` of them. ``none``: first prompt + the latest observation. Each ends
+    with the assistant header. ``think`` is MEM1's (arXiv 2506.15841): what is to be kept stands in ``<think>``.
     """
+    if rule == "none":
+        return [*first_prompt, *(turns[-1].observation_ids if turns else [])]
+    kept = {"full": len(turns), "recent": recent_turns}.get(rule, 1)
     ids = list(first_prompt)
-    if rule == "full":
-        for turn in turns:
-            ids += turn.response_ids + turn.observation_ids
-    elif turns:
-        ids += (turns[-1].response_ids if rule == "memory" else []) + turns[-1].observation_ids
+    for turn in turns[max(0, len(turns) - kept) :]:
+        ids += turn.response_ids + turn.observation_ids
     return ids

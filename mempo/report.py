@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,22 @@ def table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
         sizes = [f"{row['turns']:.1f}", f"{row['total_tokens']:.0f}", f"{row['peak_tokens']:.0f}"]
         shown.add_row(name, f"{row['em']:.3f}±{_error(row):.3f}", *rates, *sizes)
     return shown
+
+
+def columns(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table for a terminal, ``texts`` to the left and ``numbers`` to the right."""
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in texts:
+        shown.add_column(name, no_wrap=True)
+    for name in numbers:
+        shown.add_column(name, justify="right", no_wrap=True)
+    return shown
+
+
+def cells(table: Table) -> dict[str, Any]:
+    """A terminal's table for a page."""
+    names, found = [column.header for column in table.columns], [column.cells for column in table.columns]
+    return {"title": table.title, "names": names, "rows": list(zip(*found, strict=True))}
 
 
 def _error(row: Mapping[str, float]) -> float:

@@ -89,7 +89,8 @@ class _Agent:
         too_long = len(first_prompt) > self.config.rollout.max_prompt_tokens
         status: Status | None = "context_overflow" if too_long else None
         while status is None:
-            prompt_ids = prompts.context(self.config.rollout.context, first_prompt, turns)
+            rollout = self.config.rollout
+            prompt_ids = prompts.context(rollout.context, first_prompt, turns, rollout.recent_turns)
             if len(prompt_ids) >= self.engine.window:
                 status = "context_overflow"
                 break

@@ -10,12 +10,21 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+
 # scheme, host, port, path
 _URL = re.compile(r"(https?)://(\[[0-9a-fA-F:]+\]|[^/?#\s:@\[\]]+)(?::([0-9]{1,5}))?(/[^?#\s]+)?/?")
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+def checked_name(name: str, section: str, *, taken: tuple[str, ...] = ()) -> str:
+    """``name``, which becomes that of folders, files and Prefect artifacts. Raises ``ValueError``."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,59}", name) or name in taken:
+        reserved = f", and {' and '.join(taken)} are taken" if taken else ""
+        raise ValueError(f"{section}: {name!r}: small letters, digits, - and _ make a name{reserved}")
+    return name
 
 
 def server_urls(urls: Any, key: str, form: str, *, example: str, path: bool) -> tuple[str, ...]:

@@ -76,16 +76,40 @@ def train(
 @stages.command()
 def evaluate(
     policies: Annotated[list[str] | None, typer.Argument(help="Default: the warm start and all policies.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="A name under `suites` in params.yaml, see docs/evaluation.md.")
+    ] = None,
     settings: Set = None,
     root: Root = HERE,
 ) -> None:
-    """Ask every policy the same held-out questions, sampled and greedy."""
+    """Ask every policy the same held-out questions, sampled and greedy; or a suite's agents its datasets."""
+    if suite is not None:
+        _evaluate_suite(suite, policies, settings, root)
+        return
     settings = ready(root, settings, policies or (), needs=policies or ["warmstart"])
     from flows.evaluate import evaluate as flow
     from mempo import report
     from mempo.console import console
 
     console.print(report.table(flow(policies or None, settings, str(root))))
+
+
+def _evaluate_suite(name: str, policies: Sequence[str] | None, settings: list[str] | None, root: Path) -> None:
+    if policies:
+        raise typer.BadParameter(f"{policies[0]}: the suite names its agents")
+    from mempo.agents import read_suite
+
+    for agent in read_suite(root, name, settings or ())[1]:
+        if agent.policy.is_relative_to(root / "checkpoints") and not agent.policy.exists():
+            raise FileNotFoundError(f"{agent.policy}: no such folder; train agent {agent.name}'s policy first")
+    settings = ready(root, settings, needs=[])
+    from flows.evaluate import suite as flow
+    from mempo import suite_report
+    from mempo.console import console
+
+    for table in suite_report.render(flow(name, settings, str(root))):
+        console.print(table)
+    typer.echo(root / "evaluation" / name / "index.html")
 
 
 @stages.command()

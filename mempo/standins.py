@@ -83,7 +83,7 @@ def known_items(trajectory: Trajectory, number: int, facts: Facts) -> list[Item]
     for truth in facts.get(trajectory.question_id, []):
         if hops := known_hops(truth.chain, observations):
             relation, value = cast(Relation, truth.relations[hops - 1]), truth.values[hops - 1]
-            items.append(Item(truth.objective, hops - 1, hops == len(truth.values), relation, value))
+            items.append(Item(truth.objective, truth.ordinal, hops - 1, hops == len(truth.values), relation, value))
     return items
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mempo import study
-from mempo.report import embedded, pages
+from mempo.report import cells, columns, embedded, pages
 from mempo.ridges import over_rounds
 from mempo.style import INK, blank, styled
 
@@ -33,8 +32,8 @@ def render(found: study.Study) -> dict[str, list[Table]]:
 
 def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[str]) -> list[Table]:
     ranked = table.sort_values(["rollouts", "em"], ascending=[True, False])
-    shown = _columns(f"mix {mix}: medians to sampled EM {target:g}, then the end",
-                     ("reached", "rollouts", "CPU-s", "EM (95 %)", "greedy", "quality"))  # fmt: skip
+    shown = columns(f"mix {mix}: medians to sampled EM {target:g}, then the end", ["variant"],
+                    ("reached", "rollouts", "CPU-s", "EM (95 %)", "greedy", "quality"))  # fmt: skip
     for variant, row in ranked.iterrows():
         reached = f"{row['reached']:.0f}/{row['seeds']:.0f}"
         em = f"{row['em']:.3f} ({row['em_low']:.3f} {row['em_high']:.3f})"
@@ -42,7 +41,7 @@ def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[st
         shown.add_row(str(variant), reached, *costs, em, f"{row['em_greedy']:.3f}", f"{row['quality']:.3f}")
     found = [shown]
     for baseline in (name for name in baselines if name in table.index):
-        against = _columns(f"mix {mix}: against {baseline} (95 %; p: Holm)", ("EM", "rollouts"))
+        against = columns(f"mix {mix}: against {baseline} (95 %; p: Holm)", ["variant"], ("EM", "rollouts"))
         for variant, row in ranked.drop(baseline).iterrows():
             differs, costs_less = (_estimate(row, f"{name}_to_{baseline}", form) for name, form in _FORMS.items())
             against.add_row(str(variant), differs, costs_less)
@@ -51,14 +50,6 @@ def _render(mix: str, table: pd.DataFrame, target: float, baselines: Sequence[st
 
 
 _FORMS = {"em": "+.3f", "rollouts": ".2f"}
-
-
-def _columns(title: str, names: Sequence[str]) -> Table:
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    shown.add_column("variant", no_wrap=True)
-    for name in names:
-        shown.add_column(name, justify="right", no_wrap=True)
-    return shown
 
 
 def _number(value: float) -> str:
@@ -146,18 +137,9 @@ def page(found: study.Study) -> str:
             if rewards["mem_reward"].notna().any():
                 images[f"ridges_{mix}_{variant}"] = embedded(over_rounds(rewards))
                 ridges[mix][f"ridges_{mix}_{variant}"] = variant
-    mixes = {mix: [_cells(table) for table in shown] for mix, shown in render(found).items()}
+    mixes = {mix: [cells(table) for table in shown] for mix, shown in render(found).items()}
     template = pages().get_template("ablation.html")
     return template.render(count=len(found.cells), mixes=mixes, images=images, ridges=ridges)
-
-
-def _cells(table: Table) -> dict[str, Any]:
-    names, columns = [column.header for column in table.columns], [column.cells for column in table.columns]
-    return {
-        "title": table.title,
-        "names": names,
-        "rows": list(zip(*columns, strict=True)),
-    }
 
 
 def _rewards(cells: pd.DataFrame) -> pd.DataFrame:

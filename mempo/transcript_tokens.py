@@ -91,8 +91,9 @@ class _Writer:
 
     def trajectory(self, attempt: Attempt, first: list[int], said: Sequence[_Said]) -> Trajectory:
         turns: list[Turn] = []
+        rollout = self.config.rollout
         for one in said:
-            turns.append(self._turn(context(self.config.rollout.context, first, turns), one, len(turns) + 1))
+            turns.append(self._turn(context(rollout.context, first, turns, rollout.recent_turns), one, len(turns) + 1))
         answer = turns[-1].argument if turns[-1].action == "answer" else None
         return Trajectory(
             question_id=attempt.record.id,

@@ -23,7 +23,7 @@ from mempo.share import Share
 from mempo.store import Store
 
 # Sections that change no result: how long, where, how fast, how shown.
-_FREE = {"ablate", "diagnose", "evaluation", "policies", "preset", "shards", "storage", "tracking"}
+_FREE = {"ablate", "diagnose", "evaluation", "policies", "preset", "shards", "storage", "suites", "tracking"}
 _FREE_KEYS = {
     "loop": {"num_rounds", "keep_every", "dev_every"},
     "loss": {"max_mismatch"},
@@ -39,7 +39,7 @@ class Workspace:
 
     @property
     def data(self) -> Path:
-        return self.root / "data" / "geo"
+        return self.root / "data" / "questions"
 
     @property
     def metrics(self) -> Path:

@@ -25,7 +25,9 @@ def read_config(root: Path, overrides: Sequence[str], policy: str | None = None)
 def prepare_data(workspace: Workspace, config: Config) -> dict[str, Any]:
     """Build corpus, questions and truth; the folder appears whole."""
     prompts = [config.prompt.system, config.prompt.system_full]
-    return data.prepare(config.data, config.model, workspace.data, prompts)
+    if config.warmstart.think_share:
+        prompts.append(config.prompt.system_think)
+    return data.prepare(config.data, config.model, workspace.data, prompts, searched_here=not config.search.urls)
 
 
 @task(persist_result=False)

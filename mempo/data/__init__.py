@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mempo.config import Data, Model
-from mempo.data.compose import Objective, question_text, splits
+from mempo.data.compose import ORDINALS, Objective, question_text, splits
 from mempo.data.demos import WORDS
 from mempo.data.geo import Entity, World, build_world
 from mempo.records import Question
@@ -27,11 +27,12 @@ from mempo.storage import read_records, whole_folder, write_json, write_records
 class Truth:
     """What objective ``objective`` of a question rests on: hop i is ``entities[i]``'s ``relations[i]``, ``values[i]``.
 
-    ``doc_ids[i]`` is the document that says so. The last value is the answer.
+    ``doc_ids[i]`` is the document that says so. The last value is the answer. ``ordinal`` names the objective.
     """
 
     question_id: str
     objective: int
+    ordinal: str
     doc_ids: list[str]
     entities: list[str]
     relations: list[str]
@@ -51,14 +52,20 @@ def read_truth(file: Path) -> dict[str, list[Truth]]:
     return truth
 
 
-def prepare(data: Data, model: Model, folder: Path, system_prompts: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the whole dataset folder; returns its ``stats.json``. The same settings give the same bytes."""
+def prepare(
+    data: Data, model: Model, folder: Path, system_prompts: Sequence[str] = (), *, searched_here: bool = True
+) -> dict[str, Any]:
+    """Write the whole dataset folder; returns its ``stats.json``. The same settings give the same bytes.
+
+    ``searched_here``: its corpus is what a policy searches, and may not be empty; else ``search.urls`` are.
+    """
     if data.source != "geo":
         from mempo.data.questions import prepare_questions
 
-        return prepare_questions(data, model, folder, system_prompts)
+        return prepare_questions(data, model, folder, system_prompts, searched_here=searched_here)
     world = build_world(data)
-    bpe = train_bpe(tokenizer_texts(world, system_prompts), model.vocab_size)
+    words = [" ".join(ORDINALS[: data.ordinals])] if data.ordinals else []
+    bpe = train_bpe(tokenizer_texts(world, [*system_prompts, *words]), model.vocab_size)
     asked = splits(world, data, usable_names(world, bpe, data.max_name_tokens).__contains__)
     stats = {"num_documents": len(world), "splits": {name: split_stats(asked[name]) for name in asked}}
     with whole_folder(folder) as temporary:
@@ -110,6 +117,7 @@ def truths(world: World, asked: dict[str, list[list[Objective]]]) -> list[Truth]
         Truth(
             question_id=f"{name}-{i:05d}",
             objective=number,
+            ordinal=objective.ordinal,
             doc_ids=[world[fact.entity].doc_id for fact in objective.facts],
             entities=[fact.entity for fact in objective.facts],
             relations=[fact.relation for fact in objective.facts],

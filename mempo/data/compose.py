@@ -6,9 +6,9 @@ An *objective* is a chain of facts: Lyon's country is France, France's capital i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from random import Random
 
 from mempo.config import Data
@@ -19,16 +19,18 @@ MIXES: dict[str, tuple[str, ...]] = {"easy": ("11", "12", "21", "111"), "hard": 
 # Among the relations of a mix, and of the general builder.
 MIX_RELATIONS: frozenset[Relation] = frozenset({"capital", "currency", "phone-code", "country"})
 MAX_SHARE = 0.04  # no answer is more frequent than this in a split's control objectives
-ORDINALS = ("first", "second", "third", "fourth")  # names of the objectives, in questions and memories
+# Names of the objectives, in questions and memories.
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 TRIES = 50  # draws of an objective and of a question before another hop pattern is tried; patterns before giving up
 MAX_SHARERS = 4  # an answer that more entities share (Europe, Euro, +1) is no control objective
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Hops from the named entity to the answer; hop i + 1 starts at the value of hop i."""
+    """Hops from the named entity to the answer; hop i + 1 starts at the value of hop i. ``ordinal`` names it."""
 
     facts: tuple[Fact, ...]
+    ordinal: str = ""
 
     @property
     def entity(self) -> str:
@@ -48,8 +50,14 @@ def question_text(objectives: Sequence[Objective]) -> str:
     """``What is first the capital of Norway; second the currency of the country of Lyon?``"""
     if len(objectives) == 1:
         return f"What is the {objectives[0].phrase}?"
-    named = zip(ORDINALS, objectives, strict=False)
-    return "What is " + "; ".join(f"{ordinal} the {objective.phrase}" for ordinal, objective in named) + "?"
+    return "What is " + "; ".join(f"{objective.ordinal} the {objective.phrase}" for objective in objectives) + "?"
+
+
+def numbered(objectives: Sequence[Objective], data: Data, random: Random) -> list[Objective]:
+    """Named by ``data.ordinals``: by the first of them in order, or by a draw that ascends."""
+    count = len(objectives)
+    chosen = sorted(random.sample(range(data.ordinals), count)) if data.ordinals >= count > 1 else range(count)
+    return [replace(o, ordinal=ORDINALS[place]) for o, place in zip(objectives, chosen, strict=True)]
 
 
 def chains(world: World, start: Entity, num_hops: int) -> Iterator[tuple[Fact, ...]]:
@@ -136,12 +144,41 @@ def compose(composer: Composer, size: int, random: Random, taken: set[frozenset[
     Raises ``ValueError`` where the world cannot give as many.
     """
     fewest = min(map(len, MIXES.get(composer.data.mix, "1")))  # objectives a question, hence at least that many in all
+    return _compose(composer, partial(draw_pattern, composer.data), size, fewest, random, taken)
+
+
+def heldout_questions(
+    world: World, data: Data, usable: Callable[[str], bool], sizes: Mapping[int, int], max_hops: int
+) -> list[list[Objective]]:
+    """``sizes``: number of objectives -> of questions about held-out entities, an objective of 1 to ``max_hops`` hops.
+
+    Raises ``ValueError`` where the world cannot give as many.
+    """
+    composer, taken = Composer(world, data, heldout_countries(world, data), usable), set[frozenset[str]]()
+    questions = []
+    for number, size in sizes.items():
+
+        def pattern(random: Random, number: int = number) -> str:
+            return "".join(str(random.randint(1, max_hops)) for _ in range(number))
+
+        questions += _compose(composer, pattern, size, number, Random(f"{data.seed}/{number}"), taken)
+    return questions
+
+
+def _compose(
+    composer: Composer,
+    pattern_of: Callable[[Random], str],
+    size: int,
+    fewest: int,
+    random: Random,
+    taken: set[frozenset[str]],
+) -> list[list[Objective]]:
     quota = max(1, int(MAX_SHARE * size * fewest))
     used: Counter[str] = Counter()
     questions: list[list[Objective]] = []
     failed = 0
     while len(questions) < size:
-        pattern = draw_pattern(composer.data, random)
+        pattern = pattern_of(random)
         for _ in range(TRIES):
             objectives = composer.draw(pattern, random) or []
             key = frozenset(objective.phrase for objective in objectives)
@@ -149,7 +186,7 @@ def compose(composer: Composer, size: int, random: Random, taken: set[frozenset[
             if objectives and key not in taken and spread:
                 taken.add(key)
                 used.update(objective.answer for objective in objectives if len(pattern) > 1)
-                questions.append(objectives)
+                questions.append(numbered(objectives, composer.data, random))
                 failed = 0
                 break
         else:

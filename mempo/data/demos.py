@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from mempo import prompts
-from mempo.config import Warmstart
-from mempo.data.compose import ORDINALS, Objective
+from mempo.config import Context, Warmstart
+from mempo.data.compose import Objective
 from mempo.data.geo import LINKS, Fact, Relation, World
 from mempo.records import Action
 
@@ -31,6 +31,7 @@ class Item:
     """One entry of the memory: what hop ``hop`` of objective ``objective`` gave. ``second country France``"""
 
     objective: int
+    ordinal: str
     hop: int
     last: bool
     relation: Relation
@@ -38,7 +39,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        return f"{ORDINALS[self.objective]} {self.relation} {self.value}"
+        return f"{self.ordinal} {self.relation} {self.value}"
 
 
 def next_hop(objectives: Sequence[Objective], memory: Sequence[Item]) -> tuple[int, int, str] | None:
@@ -74,31 +75,41 @@ class Step:
 
 
 def play(
-    world: World, objectives: Sequence[Objective], rates: Warmstart, random: Random, *, full: bool, max_turns: int = 8
+    world: World,
+    objectives: Sequence[Objective],
+    rates: Warmstart,
+    random: Random,
+    *,
+    rule: Context,
+    max_turns: int = 8,
 ) -> list[Step]:
-    """The demonstrator at work on one question. Under ``full`` it has no memory and thinks aloud what it found."""
+    """The demonstrator at work on one question.
+
+    Under ``full`` it has no memory and thinks aloud what it found last, under ``think`` all that a memory would hold.
+    """
     rewrites = sum(len(objective.facts) for objective in objectives[1:])  # of memories that hold an older item
     drop_in = random.randrange(rewrites) if rewrites and random.random() < rates.drop_oldest else None
     memory: list[Item] = []
     seen: list[Item] = []
     steps: list[Step] = []
     for _ in range(max_turns):
-        segment = f"<mem>{'; '.join(item.text for item in memory)}</mem>" if steps and not full else ""
-        think = f"{segment}<think>{memory[-1].text + '; ' if full and memory else ''}"
+        segment = f"<mem>{'; '.join(item.text for item in memory)}</mem>" if steps and rule == "memory" else ""
+        aloud = {"full": memory[-1:], "think": memory}.get(rule, [])
+        think = f"{segment}<think>{''.join(f'{item.text}; ' for item in aloud)}"
         target = next_hop(objectives, memory)
         if target is None:
             answer = known_answers(memory, len(objectives))
             text = f"{think}answer</think><answer>{answer}</answer>"
             return [*steps, Step(text, segment, "answer", answer, tuple(memory), tuple(seen))]
         number, hop, name = target
-        fact = objectives[number].facts[hop]
-        text = f"{think}{ORDINALS[number]} {fact.relation} of {name}</think><search>{name}</search>"
+        fact, ordinal = objectives[number].facts[hop], objectives[number].ordinal
+        text = f"{think}{ordinal} {fact.relation} of {name}</think><search>{name}</search>"
         steps.append(Step(text, segment, "search", name, tuple(memory), tuple(seen)))
         last = hop + 1 == len(objectives[number].facts)
-        item = Item(number, hop, last, fact.relation, world[name].facts[fact.relation])
+        item = Item(number, ordinal, hop, last, fact.relation, world[name].facts[fact.relation])
         seen.append(item)
         older = [old for old in memory if old.objective != number]
-        if older and not full:
+        if older and rule != "full":
             older = [old for i, old in enumerate(older) if not (i == 0 == drop_in) and random.random() >= rates.forget]
             drop_in = None if drop_in is None else drop_in - 1
         memory = [*older, misread(item, world[name].facts, rates.wrong_field, random)]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, get_args
 
 from mempo.config import Config, Context
-from mempo.data.compose import MIX_RELATIONS, draw_pattern, question_text
+from mempo.data.compose import MIX_RELATIONS, draw_pattern, numbered, question_text
 from mempo.data.demos import Dealer, Step, known_answers, play
 from mempo.data.geo import Relation, World, shuffled
 from mempo.prompts import PROBE_HEAD, PROBE_TAIL, ChatFrame, chat_frame, context, encode_frame, encode_text
@@ -27,6 +27,7 @@ class Teacher:
         self.frames: dict[Context, ChatFrame] = {
             "memory": chat_frame(tokenizer, config.prompt.system),
             "full": chat_frame(tokenizer, config.prompt.system_full),
+            "think": chat_frame(tokenizer, config.prompt.system_think),
         }
         self.short = lru_cache(maxsize=None)(
             lambda name: len(encode_text(tokenizer, name)) <= config.data.max_name_tokens
@@ -53,14 +54,19 @@ class Teacher:
         dealer = Dealer(shuffled(self.world, random, self.short), relations, random)
         samples: list[Sample] = []
         for _ in range(rates.reshuffle_every):
-            objectives = dealer.objectives(draw_pattern(data, random))
-            full = random.random() < rates.full_context_share
-            steps = play(dealer.world, objectives, rates, random, full=full)
-            turns = self.turns("full" if full else "memory", question_text(objectives), dealer.world, steps)
-            samples += [full_lesson(turns)] if full else memory_lessons(turns)
-            if not full:
+            objectives = numbered(dealer.objectives(draw_pattern(data, random)), data, random)
+            rule = self._rule(random.random())
+            steps = play(dealer.world, objectives, rates, random, rule=rule)
+            turns = self.turns(rule, question_text(objectives), dealer.world, steps)
+            samples += [full_lesson(turns)] if rule == "full" else memory_lessons(turns)
+            if rule == "memory":
                 samples += self._probe_lessons(turns, steps, len(objectives), random)
         return samples
+
+    def _rule(self, drawn: float) -> Context:
+        """Whose lesson it is, by a number between 0 and 1."""
+        full = self.config.warmstart.full_context_share
+        return "full" if drawn < full else "think" if drawn < full + self.config.warmstart.think_share else "memory"
 
     def turns(self, rule: Context, question: str, world: World, steps: Sequence[Step]) -> list[Turn]:
         frame = self.frames[rule]

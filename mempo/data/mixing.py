@@ -41,8 +41,7 @@ def splits(
     asked: dict[str, str] = {}
     built: dict[str, list[Objectives]] = {}
     left_out: dict[str, list[Rejected]] = {}
-    for name in PRECEDENCE:
-        split: Split = getattr(data, name)
+    for name, split in sorted(data.splits.items(), key=lambda item: PRECEDENCE.index(item[0])):
         own: dict[str, str] = {}
         known = ChainMap(own, asked)
         pools: list[list[Entry]] = []

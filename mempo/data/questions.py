@@ -23,9 +23,10 @@ from mempo.records import Question
 from mempo.scratch import train_bpe
 from mempo.search import Document
 from mempo.search.corpus import contents, rows
-from mempo.sources import SPLITS, Layout, QuestionFile, Split
+from mempo.sources import Layout, QuestionFile, Split
 from mempo.storage import whole_folder, write_json, write_records
 
+NOTHING_TO_SEARCH = "{}: no row of the question files has paragraphs; name a corpus, or search.urls"
 TOKENIZER_LINES = 100_000  # of the corpus; a vocabulary of a few thousand is settled long before
 
 
@@ -44,45 +45,60 @@ class Origin:
     doc_ids: list[str]
 
 
-def prepare_questions(data: Data, model: Model, folder: Path, system_prompts: Sequence[str]) -> dict[str, Any]:
-    """Write the whole dataset folder; returns its ``stats.json``. The same files and settings give the same bytes."""
-    given = None if data.corpus is None else files.local_file(data.corpus)
-    num_given = 0 if given is None else sum(1 for _ in rows(given))
+def prepare_questions(
+    data: Data, model: Model, folder: Path, system_prompts: Sequence[str], *, searched_here: bool = True
+) -> dict[str, Any]:
+    """Write the whole dataset folder; returns its ``stats.json``. The same files and settings give the same bytes.
+
+    Raises ``ValueError`` where there is nothing to search and ``searched_here`` is true.
+    """
     with whole_folder(folder) as temporary:
-        corpus = temporary / "corpus.jsonl"
-        with open(os.devnull if given else corpus, "w", encoding="utf-8", newline="\n") as file:
-            pool = Pool(file)
-            sources = read_sources(data, pool)
-        if given is not None:
-            shutil.copyfile(given, corpus)
-        num_documents = num_given or len(pool.doc_ids)
-        built, left_out = splits(data, {file: named(source.entries, file) for file, source in sources.items()})
-        for name in SPLITS:
-            if not built[name]:
-                raise ValueError(f"data.{name}: not one question can be made of its files")
-            write_records(temporary / f"{name}.parquet", [record(name, i, o) for i, o in enumerate(built[name])])
-        write_records(temporary / "origins.parquet", origins(built, pooled=given is None))
-        read = {(source.path, source.layout): source for source in sources.values()}.values()
-        rejected = [*(source.rejected for source in read), *left_out.values()]
-        write_rejected(temporary / "rejected.jsonl", [row for rows_of_one in rejected for row in rows_of_one])
+        built, stats = write_questions(data, temporary)
+        if searched_here and not stats["num_documents"]:
+            raise ValueError(NOTHING_TO_SEARCH.format("data.corpus"))
         if model.path is None:
-            documents = (document for _, document in rows(corpus)) if num_documents else ()
+            documents = (document for _, document in rows(temporary / "corpus.jsonl")) if stats["num_documents"] else ()
             bpe = train_bpe(tokenizer_texts(documents, built, system_prompts), model.vocab_size)
             bpe.save(str(temporary / "tokenizer.json"))
-        stats = {
-            "num_documents": num_documents,
-            "splits": {name: split_stats(getattr(data, name), sources, built[name], left_out[name]) for name in SPLITS},
-            "files": {told_path(source, read): file_stats(source) for source in read},
-        }
-        write_json(temporary / "stats.json", stats)
     return stats
+
+
+def write_questions(data: Data, folder: Path) -> tuple[dict[str, list[Objectives]], dict[str, Any]]:
+    """Corpus, the questions of each of ``data.splits``, where they are from, what is left out, ``stats.json``.
+
+    Returns the objectives of each question, and the statistics.
+    """
+    given = None if data.corpus is None else files.local_file(data.corpus)
+    num_given = 0 if given is None else sum(1 for _ in rows(given))
+    corpus = folder / "corpus.jsonl"
+    with open(os.devnull if given else corpus, "w", encoding="utf-8", newline="\n") as file:
+        pool = Pool(file)
+        sources = read_sources(data, pool)
+    if given is not None:
+        shutil.copyfile(given, corpus)
+    built, left_out = splits(data, {file: named(source.entries, file) for file, source in sources.items()})
+    for name in data.splits:
+        if not built[name]:
+            raise ValueError(f"data.{name}: not one question can be made of its files")
+        write_records(folder / f"{name}.parquet", [record(name, i, o) for i, o in enumerate(built[name])])
+    write_records(folder / "origins.parquet", origins(built, pooled=given is None))
+    read = {(source.path, source.layout): source for source in sources.values()}.values()
+    rejected = [*(source.rejected for source in read), *left_out.values()]
+    write_rejected(folder / "rejected.jsonl", [row for rows_of_one in rejected for row in rows_of_one])
+    stats = {
+        "num_documents": num_given or len(pool.doc_ids),
+        "splits": {n: split_stats(split, sources, built[n], left_out[n]) for n, split in data.splits.items()},
+        "files": {told_path(source, read): file_stats(source) for source in read},
+    }
+    write_json(folder / "stats.json", stats)
+    return built, stats
 
 
 def read_sources(data: Data, pool: Pool) -> dict[QuestionFile, Source]:
     """Every file of every split, read once though two splits name it, by one name or two."""
     read: dict[tuple[str, Layout], Source] = {}
     found: dict[QuestionFile, Source] = {}
-    for file in [file for name in SPLITS for file in getattr(data, name).files]:
+    for file in [file for split in data.splits.values() for file in split.files]:
         layout = layout_of(file, data)
         if (file.path, layout) not in read:
             read[file.path, layout] = read_source(file.path, layout, pool, data.max_rejected)

@@ -251,12 +251,12 @@ def test_many_that_fetch_one_folder_at_a_time_find_it_whole(url: str, here: Path
 
 
 def test_what_runs_stand_on_is_the_same_on_every_host_or_refused(url: str, here: Path, there: Path) -> None:
-    fill(here, {"data/geo/corpus": b"one"})
-    Share(here, url).agree(here / "data" / "geo")
-    Share(there, url).fetch(there / "data" / "geo")
-    Share(there, url).agree(there / "data" / "geo")
-    (there / "data" / "geo" / "corpus").write_bytes(b"another")
-    with pytest.raises(ValueError, match=f"^{there}/data/geo: another one than in "):
-        Share(there, url).agree(there / "data" / "geo")
-    assert Share(here, url).units(here / "data") == [here / "data" / "geo"]
+    fill(here, {"data/questions/corpus": b"one"})
+    Share(here, url).agree(here / "data" / "questions")
+    Share(there, url).fetch(there / "data" / "questions")
+    Share(there, url).agree(there / "data" / "questions")
+    (there / "data" / "questions" / "corpus").write_bytes(b"another")
+    with pytest.raises(ValueError, match=f"^{there}/data/questions: another one than in "):
+        Share(there, url).agree(there / "data" / "questions")
+    assert Share(here, url).units(here / "data") == [here / "data" / "questions"]
     assert Share(here, None).units(here / "data") == []

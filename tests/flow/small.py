@@ -56,6 +56,16 @@ policies:
   mempo: {}
   grpo: {advantage: {mem_weight: 0.0}}
   full_context: {rollout: {context: full}, format: {require_memory: false}, advantage: {mem_weight: 0.0}}
+suites:
+  far:
+    datasets:
+      own: {split: test, max_questions: 3}
+      more: {source: geo, max_questions: 4, objectives: {1: 1, 6: 1}}
+    settings: {rollout: {max_prompt_tokens: 256}}
+    samples: 2
+    agents:
+      memory: {policy: mempo}
+      recent: {policy: warmstart, rollout: {context: recent}, format: {require_memory: false}}
 """
 
 

@@ -18,7 +18,7 @@ from mempo import family, local, services
 from tests.flow.small import PARAMS, awaited, environment, forget, mempo, run
 
 SMALL = PARAMS.replace("num_rounds: 6", "num_rounds: 2")
-DEPLOYED = {"ablate", "driver", "evaluate", "prepare", "shard", "train", "warmstart"}
+DEPLOYED = {"ablate", "driver", "evaluate", "prepare", "shard", "suite", "train", "warmstart"}
 PREPARE = "from pathlib import Path; from mempo import stages; "
 PREPARE += "stages.prepare(None, Path('.')); stages.warmstart(None, Path('.'))"
 OVERRIDES = {"loop": {"questions_per_round": 3}, "optim": {"learning_rate": 2e-3}}

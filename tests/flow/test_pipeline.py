@@ -147,6 +147,32 @@ def test_evaluation_and_report(straight: Path, tmp_path: Path):
     assert set(storage.read_json(root / "metrics" / "train.json")) == {"mempo", "grpo", "full_context"}
 
 
+def test_a_suite_is_answered_once_and_shown_everywhere(straight: Path, services: Path, tmp_path: Path):
+    root = copy_of(straight, tmp_path / "w")
+    told = run(mempo(root, "evaluate", "--suite", "far"))
+    assert "more: difference to memory" in told and "evaluation/far/index.html\n" in told
+    rows = pd.read_parquet(root / "evaluation" / "far" / "rows.parquet")
+    counted = rows.groupby(["policy", "dataset", "attempts"]).size().to_dict()
+    assert counted == {
+        (agent, dataset, attempts): questions * (2 if attempts == "sampled" else 1)
+        for agent in ("memory", "recent")
+        for dataset, questions in (("own", 3), ("more", 4))
+        for attempts in ("sampled", "greedy")
+    }
+    assert "<img" in (root / "evaluation" / "far" / "index.html").read_text()
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{services}/mlflow.db")
+    experiment = client.get_experiment_by_name("mempo-evaluation")
+    found = {found.info.run_name: found for found in client.search_runs([experiment.experiment_id])}
+    assert set(found) == {f"{agent} on {dataset}" for agent in ("memory", "recent") for dataset in ("own", "more")}
+    assert {one.info.status for one in found.values()} == {"FINISHED"}
+    points = client.get_metric_history(found["memory on more"].info.run_id, "greedy/by_objectives/total_tokens")
+    assert [point.step for point in points] == [1, 6]
+    answered = {file: file.stat().st_mtime_ns for file in root.glob("runs/suites/far/*/rows.parquet")}
+    run(mempo(root, "evaluate", "--suite", "far", "--set", "loop.num_rounds=7"))  # nothing that an answer depends on
+    assert {file: file.stat().st_mtime_ns for file in root.glob("runs/suites/far/*/rows.parquet")} == answered
+    assert len(answered) == 4 and len(client.search_runs([experiment.experiment_id])) == 4
+
+
 def test_a_killed_warm_start_ends_in_the_same_bits(warm: Path, services: Path, tmp_path: Path):
     root = tmp_path / "w"
     shutil.copytree(warm, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))

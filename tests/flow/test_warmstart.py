@@ -47,7 +47,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def workspace(root: Path, dataset: Path) -> Workspace:
     (root / "data").mkdir(parents=True)
-    (root / "data" / "geo").symlink_to(dataset)
+    (root / "data" / "questions").symlink_to(dataset)
     return Workspace(root)
 
 

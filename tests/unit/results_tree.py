@@ -162,8 +162,9 @@ def evaluation_rows(names: list[str], count: int) -> list[EvaluationRow]:
                 size = 300 if name == "full_context" else 120
                 found.append(
                     EvaluationRow(
-                        name, greedy, question.question_id, question.question, len(question.golden_answers), "Lima",
-                        em, em, max(em, 0.3), True, "answered", 4, 4 * size - 100, size,
+                        name, greedy, question.question_id, question.question, question.source,
+                        len(question.golden_answers), 0, "Lima",
+                        em, em, max(em, 0.3), True, "answered", 4, 4 * size - 100, size, 100.0 * size,
                     )
                 )  # fmt: skip
     return found

@@ -35,8 +35,8 @@ SPLITS = ("train", "dev", "test")
 
 
 def test_a_question_reads_as_a_question() -> None:
-    lyon = Objective((Fact("Lyon", "country", "France"), Fact("France", "currency", "Euro")))
-    oslo = Objective((Fact("Norway", "capital", "Oslo"),))
+    lyon = Objective((Fact("Lyon", "country", "France"), Fact("France", "currency", "Euro")), "second")
+    oslo = Objective((Fact("Norway", "capital", "Oslo"),), "first")
     expected = "What is first the capital of Norway; second the currency of the country of Lyon?"
     assert question_text([oslo, lyon]) == expected
     assert question_text([oslo]) == "What is the capital of Norway?"

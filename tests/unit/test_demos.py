@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from mempo import data, scratch, tags
-from mempo.config import Config, Data, Model, Warmstart
+from mempo.config import Config, Context, Data, Model, Warmstart
 from mempo.data.compose import MIX_RELATIONS, Objective
 from mempo.data.demos import Dealer, Item, known_answers, next_hop, play
 from mempo.data.geo import Entity, Fact, Relation, World, build_world, shuffled
@@ -22,12 +22,12 @@ WORLD: World = {
     "Lyon": Entity("2", "Lyon", "France", {"country": "France"}),
     "France": Entity("3", "France", "France", {"capital": "Paris", "currency": "Euro"}),
 }
-OSLO = Objective((Fact("Norway", "capital", "Oslo"),))
-EURO = Objective((Fact("Lyon", "country", "France"), Fact("France", "currency", "Euro")))
+OSLO = Objective((Fact("Norway", "capital", "Oslo"),), "first")
+EURO = Objective((Fact("Lyon", "country", "France"), Fact("France", "currency", "Euro")), "second")
 
 
-def texts(rates: Warmstart, *, full: bool = False, seed: int = 0) -> list[str]:
-    return [step.text for step in play(WORLD, [OSLO, EURO], rates, Random(seed), full=full)]
+def texts(rates: Warmstart, *, rule: Context = "memory", seed: int = 0) -> list[str]:
+    return [step.text for step in play(WORLD, [OSLO, EURO], rates, Random(seed), rule=rule)]
 
 
 def test_a_perfect_demonstration() -> None:
@@ -41,11 +41,20 @@ def test_a_perfect_demonstration() -> None:
 
 
 def test_under_the_full_rule_it_has_no_memory() -> None:
-    assert texts(PERFECT, full=True) == [
+    assert texts(PERFECT, rule="full") == [
         "<think>first capital of Norway</think><search>Norway</search>",
         "<think>first capital Oslo; second country of Lyon</think><search>Lyon</search>",
         "<think>second country France; second currency of France</think><search>France</search>",
         "<think>second currency Euro; answer</think><answer>Oslo; Euro</answer>",
+    ]
+
+
+def test_under_the_think_rule_its_thoughts_are_its_memory() -> None:
+    assert texts(PERFECT, rule="think") == [
+        "<think>first capital of Norway</think><search>Norway</search>",
+        "<think>first capital Oslo; second country of Lyon</think><search>Lyon</search>",
+        "<think>first capital Oslo; second country France; second currency of France</think><search>France</search>",
+        "<think>first capital Oslo; second currency Euro; answer</think><answer>Oslo; Euro</answer>",
     ]
 
 
@@ -67,9 +76,9 @@ def test_the_rates_are_as_stated() -> None:
 
 def test_it_acts_on_what_its_memory_says() -> None:
     assert next_hop([OSLO, EURO], []) == (0, 0, "Norway")
-    begun = Item(1, 0, False, "country", "France")
+    begun = Item(1, "second", 0, False, "country", "France")
     assert next_hop([OSLO, EURO], [begun]) == (1, 1, "France")
-    done = Item(1, 1, True, "currency", "Euro")
+    done = Item(1, "second", 1, True, "currency", "Euro")
     assert next_hop([OSLO, EURO], [done]) is None
     assert known_answers([done], 2) == "unknown; Euro"
     assert known_answers([begun], 2) == "unknown; unknown"
@@ -133,7 +142,7 @@ def test_a_turn_is_in_the_ids_of_a_rollout(tokenizer: Any) -> None:
     """The third turn of a demonstration: first prompt, second turn, its observation; nothing of the first turn."""
     config = Config(warmstart=PERFECT)
     teacher = Teacher(tokenizer, WORLD, config)
-    steps = play(WORLD, [OSLO, EURO], PERFECT, Random(0), full=False)
+    steps = play(WORLD, [OSLO, EURO], PERFECT, Random(0), rule="memory")
     turns = teacher.turns("memory", "Which?", WORLD, steps)
     frame = chat_frame(tokenizer, config.prompt.system)
     second = encode_frame(tokenizer, steps[1].text)

@@ -18,6 +18,7 @@ def test_rows_and_summary():
     sampled = rows("mempo", found, questions, Config(), greedy=False)
     first, second = sampled
     assert (first.em, first.turns, first.total_tokens, first.peak_tokens, first.format) == (1.0, 2, 15, 10, True)
+    assert first.dependency == 2 * (3 + 1) + 4 * (6 + 2)
     assert (second.em, second.em_mean, second.num_objectives, second.format) == (0.0, 0.5, 2, False)
     greedy = rows(
         "mempo", [found[0], trajectory([turn(3, 2)], "two", answer="Ulm; Rome")], questions, Config(), greedy=True

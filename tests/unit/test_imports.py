@@ -14,18 +14,18 @@ ROOT = Path(__file__).parents[2]
 # Lowest first. A new module needs a line here: where it stands says what it may import.
 LAYERS = {
     "vocabulary": "mempo mempo.config mempo.overrides mempo.params mempo.records mempo.runtime mempo.sections "
-    "mempo.sources",
+    "mempo.sources mempo.suite",
     "pure": "mempo.advantages mempo.mem_reward mempo.memory_signal mempo.mismatch mempo.packing mempo.probe_rewards "
     "mempo.probes mempo.prompts mempo.quality mempo.rewards mempo.stats mempo.tags mempo.transcript_text mempo.turns "
     "mempo.vllm_program",
     "tensors": "mempo.batch mempo.loss",
     # The folder loader and BM25 serve several: data and warm start need a tokenizer and the demo's own search.
-    "ports": "mempo.arrow mempo.console mempo.data mempo.data.check mempo.data.columns mempo.data.compose "
-    "mempo.data.demos mempo.data.files mempo.data.geo mempo.data.ground_truth mempo.data.layouts mempo.data.lessons "
-    "mempo.data.mixing mempo.data.questions mempo.data.reading mempo.data.recall mempo.engines mempo.engines.loader "
-    "mempo.family mempo.journal mempo.lease mempo.local mempo.lora mempo.pretrained mempo.proof mempo.scratch "
-    "mempo.search mempo.search.bm25 mempo.search.corpus mempo.search.dense mempo.search.fusion mempo.search.index "
-    "mempo.services mempo.shapes mempo.share mempo.storage mempo.store mempo.trainers "
+    "ports": "mempo.arrow mempo.console mempo.data mempo.data.asked mempo.data.check mempo.data.columns "
+    "mempo.data.compose mempo.data.demos mempo.data.files mempo.data.geo mempo.data.ground_truth mempo.data.layouts "
+    "mempo.data.lessons mempo.data.mixing mempo.data.questions mempo.data.reading mempo.data.recall mempo.engines "
+    "mempo.engines.loader mempo.family mempo.journal mempo.lease mempo.local mempo.lora mempo.pretrained mempo.proof "
+    "mempo.scratch mempo.search mempo.search.bm25 mempo.search.corpus mempo.search.dense mempo.search.fusion "
+    "mempo.search.index mempo.services mempo.shapes mempo.share mempo.storage mempo.store mempo.trainers "
     "mempo.transcript_dumps mempo.transcript_file mempo.transcripts mempo.workspace",
     "adapters": "mempo.engines.background mempo.engines.decoders mempo.engines.decoding mempo.engines.hf "
     "mempo.engines.prefixes mempo.engines.routing mempo.engines.scoring mempo.engines.vllm "
@@ -33,16 +33,16 @@ LAYERS = {
     "mempo.search.http mempo.trainers.deepspeed_engine mempo.trainers.deepspeed_trainer "
     "mempo.trainers.deepspeed_worker mempo.trainers.gradient mempo.trainers.mailbox mempo.trainers.policy "
     "mempo.trainers.state mempo.trainers.torch_trainer",
-    "steps": "mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
+    "steps": "mempo.agents mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
     "mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies mempo.diagnoses.truth "
     "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.footprint mempo.history "
     "mempo.matrix mempo.plan mempo.report mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout "
     "mempo.rounds mempo.samples mempo.score_file mempo.scoring mempo.standins mempo.status mempo.study "
-    "mempo.study_report mempo.style mempo.transcript_import mempo.transcript_report mempo.transcript_tokens "
-    "mempo.update mempo.viewer mempo.warmstart",
+    "mempo.study_report mempo.style mempo.suite_report mempo.suite_results mempo.transcript_import "
+    "mempo.transcript_report mempo.transcript_tokens mempo.update mempo.viewer mempo.warmstart",
     "tasks": "tasks tasks.chart_view tasks.data tasks.deployments tasks.diagnose tasks.engines tasks.evaluation "
     "tasks.flow_runs tasks.names tasks.pages tasks.parts tasks.patience tasks.processes tasks.record "
-    "tasks.rescoring tasks.round tasks.shards tasks.traces tasks.tracking",
+    "tasks.rescoring tasks.round tasks.shards tasks.suite tasks.traces tasks.tracking",
     "flows": "flows flows.ablate flows.evaluate flows.learn flows.prepare flows.shard flows.train flows.warmstart",
     "launch": "mempo.cli mempo.datasets mempo.demo mempo.doctor mempo.operations mempo.retrieval mempo.search.server "
     "mempo.serving mempo.stages mempo.standalone mempo.studies mempo.up",

@@ -224,7 +224,7 @@ def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path, monkeypatc
     for name in (
         "params.yaml",
         "data/own/facts.jsonl",
-        "data/geo/corpus.jsonl",
+        "data/questions/corpus.jsonl",
         "runs/a/x",
         "mine/artifacts/1",
         "mine/letter",
@@ -234,7 +234,7 @@ def test_clean_removes_what_was_made_and_nothing_else(tmp_path: Path, monkeypatc
     (tmp_path / "checkpoints").symlink_to(tmp_path / "data" / "own")
     told = local.clean()
     assert sorted(told) == [
-        f"removed {tmp_path / name}" for name in ("checkpoints", "data/geo", "mine/artifacts", "runs")
+        f"removed {tmp_path / name}" for name in ("checkpoints", "data/questions", "mine/artifacts", "runs")
     ]
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["data/own/facts.jsonl", "mine/letter", "params.yaml"]

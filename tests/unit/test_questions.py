@@ -308,8 +308,18 @@ def test_a_tokenizer_learns_from_every_corpus_that_a_search_takes(tmp_path: Path
 
 def test_questions_for_servers_need_no_document_here(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{i}.jsonl", [row(i, paragraphs=[])]) for i in range(3)]
-    stats = datasets.prepare(settings(*files), Model(vocab_size=400), tmp_path / "geo", [])
+    scratch = Model(vocab_size=400)
+    stats = datasets.prepare(settings(*files), scratch, tmp_path / "geo", [], searched_here=False)
     assert stats["num_documents"] == 0 and (tmp_path / "geo" / "tokenizer.json").exists()
+
+
+def test_questions_without_a_document_are_refused_where_they_are_searched_here(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{i}.jsonl", [row(i, paragraphs=[])]) for i in range(3)]
+    with pytest.raises(ValueError, match=r"data\.corpus: no row of the question files has paragraphs"):
+        prepared(tmp_path / "geo", settings(*files))
+    assert not (tmp_path / "geo").exists()
+    corpus = write(tmp_path / "wiki.jsonl", [{"id": "w", "contents": '"Ulm"\nA city.'}])
+    assert prepared(tmp_path / "geo", settings(*files, corpus=corpus))["num_documents"] == 1
 
 
 def test_a_policy_from_scratch_gets_a_tokenizer(tmp_path: Path) -> None:

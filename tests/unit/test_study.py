@@ -30,7 +30,23 @@ def write_cell(
     pd.DataFrame(rewards).to_parquet(cell / "rewards.parquet")
     rows = [
         EvaluationRow(
-            variant, greedy, f"q{i}", "?", 1, None, 1.0 if greedy else em, 0.0, 0.0, True, "answered", 1, 1, 1
+            variant,
+            greedy,
+            f"q{i}",
+            "?",
+            "geo",
+            1,
+            0,
+            None,
+            1.0 if greedy else em,
+            0.0,
+            0.0,
+            True,
+            "answered",
+            1,
+            1,
+            1,
+            1.0,
         )
         for i, em in enumerate(ems)
         for greedy in (False, True)

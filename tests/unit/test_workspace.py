@@ -129,5 +129,5 @@ def test_a_host_that_takes_a_run_over_gets_its_rounds_and_newest_policy_and_send
     assert next_one.files(2)[0].read_text() == "2"
     assert next_one.policy(2).exists() and not next_one.policy(1).exists()
     (next_one.workspace.data / "file").write_text("another")
-    with pytest.raises(ValueError, match="data/geo: another one than in"):
+    with pytest.raises(ValueError, match="data/questions: another one than in"):
         next_one.join()
