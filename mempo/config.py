@@ -24,6 +24,8 @@ SCHEMA = 4
 
 # Policies that no round has trained: the model at model.path, and what the demonstrations made of it.
 UNTRAINED = ("pretrained", "warmstart")
+# Sections that name policies and comparisons: no part of what one run is told, or recorded by.
+OF_MANY = {"policies", "ablate", "suites"}
 
 
 def _policy_name(name: str) -> str:

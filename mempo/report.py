@@ -77,9 +77,10 @@ def columns(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def cells(table: Table) -> dict[str, Any]:
-    """A terminal's table for a page."""
+    """A terminal's table for a page; ``is_text`` tells of each column whether it stands to the left."""
     names, found = [column.header for column in table.columns], [column.cells for column in table.columns]
-    return {"title": table.title, "names": names, "rows": list(zip(*found, strict=True))}
+    is_text = [column.justify == "left" for column in table.columns]
+    return {"title": table.title, "names": names, "rows": list(zip(*found, strict=True)), "is_text": is_text}
 
 
 def _error(row: Mapping[str, float]) -> float:

@@ -38,7 +38,7 @@ def render(results: Results) -> list[Table]:
 def _figures(dataset: str, figures: pd.DataFrame) -> Table:
     whole = figures[figures["objectives"] == ALL]
     shown = columns(f"{dataset}: {whole['questions'].max()} questions", ("agent", "attempts"),
-                    ("EM (± 95 %)", "mean EM", "F1", "format", "turns", "tokens", "peak", "seconds"))  # fmt: skip
+                    ("EM (± 95 %)", "mean EM", "F1", "format", "turns", "tokens", "peak", "s"))  # fmt: skip
     for _, row in whole.iterrows():
         rates = [f"{row[name]:.3f}" for name in ("em_mean", "f1", "format")]
         sizes = [f"{row['turns']:.1f}", f"{row['total_tokens']:.0f}", f"{row['peak_tokens']:.0f}"]

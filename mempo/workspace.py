@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mempo import lease, storage
-from mempo.config import SCHEMA, Config, digest
+from mempo.config import OF_MANY, SCHEMA, Config, digest
 from mempo.params import ConfigError, checked
 from mempo.share import Share
 from mempo.store import Store
 
 # Sections that change no result: how long, where, how fast, how shown.
-_FREE = {"ablate", "diagnose", "evaluation", "policies", "preset", "shards", "storage", "suites", "tracking"}
+_FREE = OF_MANY | {"diagnose", "evaluation", "preset", "shards", "storage", "tracking"}
 _FREE_KEYS = {
     "loop": {"num_rounds", "keep_every", "dev_every"},
     "loss": {"max_mismatch"},

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mempo import figures as drawing, history, journal, rounds, storage, viewer
+from mempo.config import OF_MANY
 from mempo.engines.loader import load_tokenizer
 from mempo.workspace import Run
 from tasks import traces, tracking
@@ -25,7 +26,7 @@ SHOWN = (
 def open_pages(run: Run, tags: Mapping[str, str]) -> tracking.TrackedRun:
     """One flat MLflow run a training, known by the key in ``mlflow.json`` of the run folder. No store is asked."""
     described = storage.read_json(run.config_file)
-    params = {name: value for name, value in described["config"].items() if name not in ("policies", "ablate")}
+    params = {name: value for name, value in described["config"].items() if name not in OF_MANY}
     return tracking.open_tracking(
         run.name,
         params,

@@ -23,6 +23,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from mempo import storage
+from mempo.config import OF_MANY
 from mempo.console import progress
 from mempo.services import ServiceError
 from mempo.workspace import Run
@@ -155,7 +156,7 @@ def _ask(run: Run, round_index: int, share: Share) -> None:
         "round_index": round_index,
         "phase": first.phase,
         "ranges": [[part.first, part.end] for part in share.parts],
-        "config": run.config.model_dump(mode="json", exclude={"policies", "ablate"}),
+        "config": run.config.model_dump(mode="json", exclude=OF_MANY),
         "root": str(run.workspace.root),
     }
     place, name = run.config.storage.url or run.workspace.root.resolve(), str(run.config.shards.deployment)

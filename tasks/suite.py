@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 
 from mempo import storage
 from mempo.agents import Agent
+from mempo.config import OF_MANY
 from mempo.data.asked import majority, prepare_asked
 from mempo.suite import Suite
 from mempo.suite_results import ALL, MEASURES, Results, table
@@ -87,7 +88,7 @@ def log_cells(cells: list[Cell], results: Results) -> bool:
 def _log(cell: Cell, suite: str, figures: pd.DataFrame) -> None:
     agent = cell.agent
     tags = {"suite": suite, "agent": agent.name, "dataset": cell.dataset, "flow_run_id": str(flow_run.id or "")}
-    config = agent.config.model_dump(mode="json", exclude={"policies", "ablate", "suites"})
+    config = agent.config.model_dump(mode="json", exclude=OF_MANY)
     run = tracking.open_tracking(
         f"{agent.name} on {cell.dataset}", config, tags, cell.folder / "mlflow.json", experiment="mempo-evaluation"
     )
