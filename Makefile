@@ -16,7 +16,7 @@ VENV_TRL := .venv-trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 horizon gpu-smoke ui up down report doctor test contract crash-test test-adapters lint format learn-check ablate clean distclean
+.PHONY: help .venv install-vllm install-gpu install-smollm2 demo demo-quick smollm2 horizon gpu-smoke ui up down report doctor test contract crash-test test-adapters bench bench-full bench-check lint format learn-check ablate clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,15 @@ test-adapters: $(MADE) ## the adapters for other trainers and dense retrieval, a
 	  $(VENV)/bin/python -c "$$where" > "$$($(VENV_TRL)/bin/python -c "$$where")/mempo-packages.pth"
 	@$(VENV_TRL)/bin/python -m pip install --quiet --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[trl,dense]'
 	@OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -q tests/adapters $(ARGS)
+
+bench: $(MADE) ## measure against the plain way and the floor; rewrites rows of benchmarks/RESULTS.md (10 minutes)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-full: $(MADE) ## the same in sizes that take longer
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks --full $(ARGS)
+
+bench-check: $(MADE) ## measure, and fail where a ratio got worse by 20 %
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks --check $(ARGS)
 
 lint: $(MADE) ## ruff and mypy
 	@$(VENV)/bin/ruff check .

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from mempo.bench import bench
 from mempo.datasets import datasets
 from mempo.operations import operations
 from mempo.retrieval import retrieval
@@ -59,6 +60,7 @@ app.add_typer(studies)
 app.add_typer(standalone)
 app.add_typer(operations)
 app.add_typer(retrieval)
+app.add_typer(bench, name="bench")
 app.add_typer(datasets, name="data")
 
 

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from mempo.choices import Layout
 from mempo.runtime import Runtime
 from mempo.sections import Count, NonNegative, Section, Share, checked_name, server_urls
-from mempo.sources import SPLITS, Layout, Phase, QuestionFile, Split
+from mempo.sources import SPLITS, Phase, QuestionFile, Split
 from mempo.suite import Suite, SuiteName
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.

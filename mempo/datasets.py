@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mempo.sources import Layout
+from mempo.choices import Layout
 
 datasets = typer.Typer(help="Question files and corpora.", no_args_is_help=True)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from mempo.choices import Layout
 from mempo.sections import Count, Section
 
-Layout = Literal["hotpotqa", "musique", "2wiki", "flashrag", "verl", "jsonl"]
 NumObjectives = Annotated[int, Field(ge=1, le=16)]
 Weight = Annotated[float, Field(gt=0)]
 SPLITS = ("train", "dev", "test")

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from mempo.choices import Layout
 from mempo.sections import Section, checked_name
-from mempo.sources import Layout, Split
+from mempo.sources import Split
 
 MAX_GEO_OBJECTIVES = 10
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mempo.choices import Layout
 from mempo.data.layouts import Example
 from mempo.data.reading import Rejected, read_examples, summary
 from mempo.rewards import holds_separator, normalized_words
 from mempo.search.corpus import rows
-from mempo.sources import Layout
 
 YES_NO = {"yes", "no"}  # answers that need no paragraph to hold them
 

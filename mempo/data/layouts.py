@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from mempo.choices import Layout
 from mempo.data.columns import Aliases, Context, Facts, Golds, Id, Plain, Supported, Text, distinct
-from mempo.sources import Layout
 
 
 @dataclass(frozen=True, slots=True)

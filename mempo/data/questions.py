@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mempo.choices import Layout
 from mempo.config import Data, Model
 from mempo.data import files, frame_texts, majority_em
 from mempo.data.mixing import Objectives, question_text, splits
@@ -23,7 +24,7 @@ from mempo.records import Question
 from mempo.scratch import train_bpe
 from mempo.search import Document
 from mempo.search.corpus import contents, rows
-from mempo.sources import Layout, QuestionFile, Split
+from mempo.sources import QuestionFile, Split
 from mempo.storage import whole_folder, write_json, write_records
 
 NOTHING_TO_SEARCH = "{}: no row of the question files has paragraphs; name a corpus, or search.urls"

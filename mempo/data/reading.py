@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
+from mempo.choices import Layout
 from mempo.data import files
 from mempo.data.layouts import Example, Paragraph, columns_of, read_example
 from mempo.search import Document
 from mempo.search.corpus import contents
-from mempo.sources import Layout
 from mempo.storage import content_hash
 
 _WORD = re.compile(r"\w+")

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Lowest first. A new module needs a line here: where it stands says what it may import.
 LAYERS = {
-    "vocabulary": "mempo mempo.config mempo.overrides mempo.params mempo.records mempo.runtime mempo.sections "
-    "mempo.sources mempo.suite",
+    "vocabulary": "mempo mempo.choices mempo.config mempo.overrides mempo.params mempo.records mempo.runtime "
+    "mempo.sections mempo.sources mempo.suite",
     "pure": "mempo.advantages mempo.mem_reward mempo.memory_signal mempo.mismatch mempo.packing mempo.probe_rewards "
     "mempo.probes mempo.prompts mempo.quality mempo.rewards mempo.stats mempo.tags mempo.transcript_text mempo.turns "
     "mempo.vllm_program",
@@ -35,7 +35,7 @@ LAYERS = {
     "mempo.trainers.state mempo.trainers.torch_trainer",
     "steps": "mempo.agents mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
     "mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies mempo.diagnoses.truth "
-    "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.footprint mempo.history "
+    "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.floor mempo.footprint mempo.history "
     "mempo.matrix mempo.plan mempo.report mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout "
     "mempo.rounds mempo.samples mempo.score_file mempo.scoring mempo.standins mempo.status mempo.study "
     "mempo.study_report mempo.style mempo.suite_report mempo.suite_results mempo.transcript_import "
@@ -44,8 +44,8 @@ LAYERS = {
     "tasks.flow_runs tasks.names tasks.pages tasks.parts tasks.patience tasks.processes tasks.record "
     "tasks.rescoring tasks.round tasks.shards tasks.suite tasks.traces tasks.tracking",
     "flows": "flows flows.ablate flows.evaluate flows.learn flows.prepare flows.shard flows.train flows.warmstart",
-    "launch": "mempo.cli mempo.datasets mempo.demo mempo.doctor mempo.operations mempo.retrieval mempo.search.server "
-    "mempo.serving mempo.stages mempo.standalone mempo.studies mempo.up",
+    "launch": "mempo.bench mempo.cli mempo.datasets mempo.demo mempo.doctor mempo.operations mempo.retrieval "
+    "mempo.search.server mempo.serving mempo.stages mempo.standalone mempo.studies mempo.up",
     # Last: nothing of ours may import them. Each belongs to a trainer of others.
     "guests": "mempo.adapters mempo.adapters.completions mempo.adapters.trl mempo.adapters.verl",
 }

@@ -158,7 +158,7 @@ def test_the_page_holds_every_variant_and_nothing_from_outside(tmp_path: Path) -
     asked = {"targets": {"easy": 0.3}, "baselines": ["grpo"], "variants": ["grpo", "better"]}
     (tmp_path / "ablation" / "study.json").write_text(json.dumps(asked))
     page = study_report.page(study.read(tmp_path / "ablation"))
-    assert page.count("<td>better</td>") == 2  # what it reached, and against grpo
+    assert page.count('<td class="text">better</td>') == 2  # what it reached, and against grpo
     assert "1.00 (1.00 1.00)" in page  # both take the same number of rollouts
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page
     assert page.count("data:image/png;base64,") == 4  # curves, final EM, the ridges of both
