@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from mempo import rounds, storage
 from mempo.config import Config
+from mempo.params import ConfigError
 from mempo.samples import TurnReward
 from mempo.workspace import Run, Workspace, recorded
 
@@ -17,7 +19,12 @@ PREFIXES = {"diagnose": "control/", "check": "dev/"}
 
 
 def recorded_run(folder: Path) -> Run:
-    """A run from its folder alone, with the number of rounds that its last start asked for. See ``recorded``."""
+    """A run from its folder alone, with the number of rounds that its last start asked for.
+
+    Raises ``ConfigError`` where it is no run folder, see ``recorded``.
+    """
+    if not re.fullmatch(r"[a-z0-9_-]+-[0-9a-f]{8}", folder.resolve().name):
+        raise ConfigError(f"{folder}: no run folder: its name would end in a key of 8 digits, as runs/mempo-1a2b3c4d")
     config = recorded(folder)
     state = folder / "mlflow.json"
     if state.exists() and (asked := storage.read_json(state).get("num_rounds")):

@@ -37,7 +37,7 @@ def hidden(text: str) -> str:
 
 def told(error: BaseException) -> str:
     """An error in one line, without passwords."""
-    return hidden(f"{type(error).__name__}: {error}".partition("\n")[0])
+    return hidden(": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0]))))
 
 
 @contextmanager

@@ -104,6 +104,8 @@ def ensure(
                 # From the second attempt on any port: another program was faster on the preferred one.
                 former = recorded(state).get(name)  # whoever knew it finds it again
                 port = free_port(0 if attempt else former.port if former else preferred_port)
+                if not former and port != preferred_port:
+                    say(f"{name}: port {preferred_port} is taken by another program")
                 service = _spawn(state, name, command, environment or {}, health, port)
                 _write(state, recorded(state) | {name: service})
             if _wait(service, give_up, say):
@@ -133,10 +135,13 @@ def stop(state: Path, *names: str) -> list[str]:
 
 
 def recorded(state: Path) -> dict[str, Service]:
+    """What was started from here. Raises ``ServiceError`` where the record is damaged: nobody would end them."""
     try:
         return {name: Service(**value) for name, value in json.loads(_file(state).read_text()).items()}
     except FileNotFoundError:
         return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ServiceError(f"{_file(state)}: damaged ({error}); end its servers by hand, then delete it") from None
 
 
 def alive(state: Path) -> dict[str, Service]:

@@ -35,7 +35,8 @@ class Asked(Split):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Asked:
-        given = self.model_fields_set
+        # By value: a configuration that was written down whole names every key.
+        given = {name for name in type(self).model_fields if getattr(self, name) != _default(type(self), name)}
         if self.split is not None:
             _refuse(given, {"source", "files", "objectives", "hops", "corpus"}, f"split: {self.split}")
         elif self.source == "geo":
@@ -49,6 +50,10 @@ class Asked(Split):
         else:
             _refuse(given, {"hops"}, f"source: {self.source}")
         return self
+
+
+def _default(section: type[Section], name: str) -> Any:
+    return section.model_fields[name].get_default(call_default_factory=True)
 
 
 def _refuse(given: set[str], useless: set[str], where: str) -> None:

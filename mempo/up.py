@@ -39,6 +39,7 @@ def up(workers: int | None, say: Say) -> Iterator[str]:
     say("deploying ...")
     deployments.deploy(CHECKOUT / "prefect.yaml")
     say("deployed")
+    yield f"for Prefect's own commands: export PREFECT_API_URL={url}"
 
 
 def visible_gpus() -> list[str]:

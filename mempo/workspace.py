@@ -74,7 +74,8 @@ class Workspace:
         key = digest({"config": chosen, "inputs": inputs, "schema": SCHEMA})
         run = Run(name, self.root / "runs" / f"{name}-{key}", config, self)
         if not run.config_file.exists():
-            described = {"config": config.model_dump(mode="json"), "inputs": inputs, "schema": SCHEMA}
+            told = config.model_dump(mode="json", exclude=OF_MANY)
+            described = {"config": told, "inputs": inputs, "schema": SCHEMA}
             storage.write_json(run.config_file, described | {"versions": package_versions()})
         return run
 
@@ -143,10 +144,14 @@ class Run:
 
 def recorded(run_folder: Path) -> Config:
     """The configuration that a run was made with. Raises ``ConfigError`` where another version of the code wrote it."""
-    if not (run_folder / "config.json").exists():
+    file = run_folder / "config.json"
+    if not file.exists():
         raise FileNotFoundError(f"{run_folder}: no run folder, config.json is missing")
+    found = storage.read_json(file)
+    if not (isinstance(found, dict) and isinstance(found.get("config"), dict)):
+        raise ConfigError(f"{file}: no record of a run")
     try:
-        return checked(storage.read_json(run_folder / "config.json")["config"])
+        return checked(found["config"])
     except ConfigError as error:
         raise ConfigError(f"{run_folder}: written by another version: {error}") from None
 

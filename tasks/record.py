@@ -62,6 +62,7 @@ def tracked(run: Run, tags: Mapping[str, str]) -> Iterator[Opened]:
             _close(run, opened, "FAILED", END_S)
             raise
         except BaseException:  # a signal
+            console.print(f"{run.folder.name}: stopped; the same command goes on", soft_wrap=True)
             _close(run, opened, "KILLED", WAIT_S)
             raise
         _close(run, opened, "FINISHED", END_S)

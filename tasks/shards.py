@@ -144,7 +144,7 @@ def _lost(client: SyncPrefectClient, run: Run, round_index: int, share: Share) -
             return late
     elif now - share.asked > PATIENCE_S and not share.told:
         share.told = True
-        log.warning("%s: no worker has taken its run for %.0f s", limits.deployment, PATIENCE_S)
+        log.warning("%s: no worker was free for %.0f s, or none is there; it waits", share, PATIENCE_S)
     return None
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from mempo.config import Advantage, Config, Scoring, digest
-from mempo.params import ConfigError, load_config
+from mempo.params import ConfigError, checked, load_config
 
 # Nine times nine times ... of the same list: written out it would fill the memory.
 LAUGHS = (
     "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)) + "loop: *a29"
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def load(tmp_path: Path, text: str, *overrides: str, policy: str | None = None) -> Config:
@@ -284,3 +286,10 @@ def test_the_configuration_is_frozen_and_its_digest_is_of_its_values() -> None:
     same = digest({"b": 1, "a": 2})
     assert same == digest({"a": 2, "b": 1}) and len(same) == 8
     assert same != digest({"a": 2, "b": 1.5})
+
+
+@pytest.mark.parametrize("file", sorted([ROOT / "params.yaml", *ROOT.glob("params/*/params.yaml")]), ids=str)
+def test_a_configuration_that_was_written_down_is_read_back(file: Path) -> None:
+    """As run folders, shards and overrides do: every key is there then, defaults too."""
+    config = load_config(file)
+    assert checked(config.model_dump(mode="json")) == config

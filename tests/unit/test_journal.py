@@ -70,3 +70,8 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     with journal.kept(tmp_path, "mempo"):
         log.warning("lost")
     assert journal.last(tmp_path, 5) == []
+
+
+def test_an_error_without_words_is_told_by_its_kind() -> None:
+    assert journal.told(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert journal.told(ValueError("a: b\nc")) == "ValueError: a: b"

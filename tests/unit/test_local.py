@@ -257,3 +257,12 @@ def test_services_are_written_whole(state: Path) -> None:
     service = start(state)
     assert json.loads((state / "services.json").read_text())["little"]["pid"] == service.pid
     assert not (state / "services.tmp").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"little": {"pid": 1}}'])
+def test_a_damaged_record_of_services_is_named(state: Path, text: str) -> None:
+    state.mkdir(parents=True)
+    services._file(state).write_text(text)
+    with pytest.raises(ServiceError, match=rf"^{services._file(state)}: damaged"):
+        services.stop(state)
+    services._file(state).unlink()

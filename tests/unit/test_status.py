@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mempo import journal, rounds, status
+from mempo import history, journal, rounds, status
 from mempo.cli import app
+from mempo.params import ConfigError
 from mempo.store import Store
 from tests.flow.run_folder import make_run, write_round
 
@@ -90,3 +91,13 @@ def test_the_command_finds_runs_by_path_by_policy_and_all(
     assert "round 2, rollout" in shown and "2/6" in shown
     refused = CliRunner().invoke(app, ["status", "nobody"])
     assert refused.exit_code == 1 and "nobody: no run folder" in refused.output
+
+
+@pytest.mark.parametrize("name", ["results/mempo", "runs/mempo-1a2b3c4"])
+def test_log_again_takes_run_folders_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"config": {}, "inputs": {}, "versions": {}}')
+    with pytest.raises(ConfigError, match=f"^{folder}: no run folder: its name would end in a key"):
+        history.recorded_run(folder)
+    assert [file.name for file in folder.iterdir()] == ["config.json"]

@@ -12,7 +12,8 @@ import pytest
 
 from mempo import storage
 from mempo.config import Config
-from mempo.workspace import Run, Workspace
+from mempo.params import ConfigError
+from mempo.workspace import Run, Workspace, recorded
 
 
 def folder(root: Path, inputs: dict[str, str] | None = None, **sections: object) -> str:
@@ -131,3 +132,17 @@ def test_a_host_that_takes_a_run_over_gets_its_rounds_and_newest_policy_and_send
     (next_one.workspace.data / "file").write_text("another")
     with pytest.raises(ValueError, match="data/questions: another one than in"):
         next_one.join()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"config": []}', "{}"])
+def test_a_config_that_is_no_record_of_a_run_is_named(tmp_path: Path, text: str):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json: no record of a run"):
+        recorded(tmp_path)
+
+
+def test_what_names_other_policies_is_no_part_of_a_runs_record(tmp_path: Path):
+    suite = {"datasets": {"own": {"split": "test"}}, "agents": {"x": {"policy": "a/b"}}}
+    config = Config.model_validate({"policies": {"mempo": {}}, "suites": {"s": suite}})
+    run = Workspace(tmp_path).run("mempo", config, {})
+    assert recorded(run.folder) == config.model_copy(update={"policies": {}, "suites": {}})
