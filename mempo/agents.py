@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mempo.config import UNTRAINED, Config
-from mempo.params import SHARED, ConfigError, keys_of, load_config, nearest, refuse_overrides
+from mempo.params import SHARED, ConfigError, keys_of, load_config, nearest, overridden, refuse_overrides
 from mempo.suite import Suite
 from mempo.workspace import Workspace
 
@@ -44,8 +44,8 @@ def _agent(root: Path, where: str, suite: Suite, name: str, shared: Config, over
             raise ConfigError(f"{place}.{wrong[0]}: one for all agents, it stands at the top")
         refuse_overrides(overrides, {keys: place for keys in keys_of(given)})
     try:
-        settings = [*overrides, *_settings(suite.settings), *_settings(own)]
-        config = load_config(root / "params.yaml", settings, policy=policy if policy in shared.policies else None)
+        config = load_config(root / "params.yaml", overrides, policy=policy if policy in shared.policies else None)
+        config = overridden(config, [*_settings(suite.settings), *_settings(own)])
     except ConfigError as error:
         raise ConfigError(f"{where}.agents.{name}: {error}") from None
     return Agent(name, _folder(root, policy, shared, f"{where}.agents.{name}.policy"), config)

@@ -104,7 +104,7 @@ def ensure(
                 # From the second attempt on any port: another program was faster on the preferred one.
                 former = recorded(state).get(name)  # whoever knew it finds it again
                 port = free_port(0 if attempt else former.port if former else preferred_port)
-                if not former and port != preferred_port:
+                if not former and preferred_port and port != preferred_port:
                     say(f"{name}: port {preferred_port} is taken by another program")
                 service = _spawn(state, name, command, environment or {}, health, port)
                 _write(state, recorded(state) | {name: service})

@@ -35,6 +35,7 @@ suites:
       all: {policy: full, rollout: {max_turns: 7}}
       start: {policy: warmstart}
       theirs: {policy: some/model}
+      cut: {policy: full, rollout: {context: recent}}
 """
 
 
@@ -46,13 +47,14 @@ def write(root: Path, text: str = PARAMS) -> Path:
 def test_an_agent_is_a_policy_and_its_settings(tmp_path: Path) -> None:
     suite, agents = read_suite(write(tmp_path), "far", ["search.top_k=3"])
     assert [agent.name for agent in agents] == list(suite.agents)
-    assert [agent.config.rollout.max_turns for agent in agents] == [9, 7, 9, 9]  # the agent's own, else the suite's
-    assert [agent.config.rollout.context for agent in agents] == ["memory", "full", "memory", "memory"]
+    assert [agent.config.rollout.max_turns for agent in agents] == [9, 7, 9, 9, 9]  # the agent's own, else the suite's
+    assert [agent.config.rollout.context for agent in agents] == ["memory", "full", "memory", "memory", "recent"]
     assert {agent.config.search.top_k for agent in agents} == {3}
     checkpoints = tmp_path / "checkpoints"
     assert [agent.policy for agent in agents] == [
         *(checkpoints / name / "final" for name in ("mempo", "full", "warmstart")),
         Path("some/model"),
+        checkpoints / "full" / "final",
     ]
 
 
