@@ -39,7 +39,7 @@ def status(
 
 @operations.command("log-again")
 def log_again(
-    run: Annotated[Path, typer.Argument(help="A run folder, runs/<name>-<key>.", exists=True, file_okay=False)],
+    run: Annotated[Path, typer.Argument(help="A run folder, runs/<name>-<key>.")],
 ) -> None:
     """Make a run's MLflow pages from its files, in the store of MLFLOW_TRACKING_URI; what is there already stays."""
     from tasks import pages
