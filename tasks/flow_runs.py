@@ -30,22 +30,33 @@ from mempo import lease
 HERE, PROCESS = f"machine:{lease.machine()}", "process:"
 AT_WORK = [StateType.PENDING, StateType.RUNNING]
 RUNS = FlowRunFilterState(name=None, type=FlowRunFilterStateType(any_=AT_WORK))
+OVER = FlowRunFilterState(name=None, type=FlowRunFilterStateType(any_=[StateType.CRASHED]))
 TASKS = TaskRunFilter(state=TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=AT_WORK)))
 
 
 def sign() -> None:
-    """From here on the flow runs of this process carry it and its machine as tags. Those of processes of this machine
-    that have ended become Crashed, with their tasks.
+    """From here on the flow runs of this process carry it and its machine as tags; what others left is put right."""
+    if not lease.machine():
+        return
+    put_right()
+    mine = f"{PROCESS}{os.getpid()}@{lease.started(os.getpid())}"
+    TagsContext(current_tags={HERE, mine}).__enter__()  # until the process ends
+
+
+def put_right() -> None:
+    """Flow runs of processes of this machine that have ended become Crashed, with their tasks.
+
+    Prefect may learn of a task when its process is dead and its flow run Crashed already: those are looked at again.
     """
     if not lease.machine():
         return
+    here = FlowRunFilterTags(all_=[HERE])
     with get_client(sync_client=True) as client:
-        here = FlowRunFilter(tags=FlowRunFilterTags(all_=[HERE]), state=RUNS)
-        for left in client.read_flow_runs(flow_run_filter=here):
-            if not any(_alive(tag) for tag in left.tags if tag.startswith(PROCESS)):
-                _crashed(client, left)
-    mine = f"{PROCESS}{os.getpid()}@{lease.started(os.getpid())}"
-    TagsContext(current_tags={HERE, mine}).__enter__()  # until the process ends
+        left = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=here, state=RUNS))
+        left += client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=here, state=OVER), task_run_filter=TASKS)
+        for run in left:
+            if not any(_alive(tag) for tag in run.tags if tag.startswith(PROCESS)):
+                _crashed(client, run)
 
 
 def _alive(tag: str) -> bool:
@@ -66,7 +77,8 @@ def _crashed(client: SyncPrefectClient, left: FlowRun) -> None:
     why = f"its process was killed; seen by process {os.getpid()} on {platform.node()}"
     _crash_tasks(client, left.id, why)
     state: Any = Crashed(message=why)
-    client.set_flow_run_state(left.id, state, force=True)
+    if not (left.state and left.state.is_final()):
+        client.set_flow_run_state(left.id, state, force=True)
 
 
 def _crash_tasks(client: SyncPrefectClient, flow_run_id: UUID, why: str, *, before: datetime | None = None) -> None:

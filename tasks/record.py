@@ -74,6 +74,7 @@ def _close(run: Run, opened: Opened, status: str, wait_s: float) -> None:
     opened.prefect.silent_until = opened.mlflow.silent_until = 0.0
     if status == "FINISHED":
         opened.prefect.attempt(partial(_show, run, opened, run.config.loop.num_rounds - 1), wait_s)
+        opened.prefect.attempt(flow_runs.put_right)
     if not opened.mlflow.attempt(partial(pages.finish, run, opened.pages), wait_s):
         console.print(
             f"MLflow has not all of {run.folder.name}: `mempo log-again {run.folder}` logs what it lacks",
