@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,16 @@ def make_pools(*names: str) -> None:
 
 
 def deploy(file: Path) -> None:
-    """The deployments of ``file`` as they stand there. Raises ``ServiceError`` with what Prefect says against it."""
+    """The deployments of ``file`` as they stand there. Raises ``ServiceError`` with what Prefect says against it.
+
+    A server on SQLite answers 503 while somebody else writes: then it is asked again.
+    """
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
-    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ServiceError(f"{file}: {(done.stdout + done.stderr).strip()}")
+    for pause_s in (2.0, 10.0, None):
+        done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        said = (done.stdout + done.stderr).strip()
+        if pause_s is None or "503 Service Unavailable" not in said:
+            raise ServiceError(f"{file}: {said}")
+        time.sleep(pause_s)

@@ -520,6 +520,7 @@ def test_a_lora_adapter_is_run_over_its_base(restored: Engine, tiny_policy: Path
 
     model = lora.attach(loader.load_model(tiny_policy, Runtime()), Lora(rank=2))
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    torch.manual_seed(0)
     for value in weights.values():
         value.data.uniform_(-0.3, 0.3)
     lora.save(model, weights, tmp_path, tiny_policy)
@@ -527,12 +528,14 @@ def test_a_lora_adapter_is_run_over_its_base(restored: Engine, tiny_policy: Path
     restored.load(tmp_path)
     trees = [random_tree(random.Random(5))]
     expected = open_hf(tmp_path).logprobs(trees)
-    assert restored.logprobs(trees)[0] == pytest.approx(expected[0], abs=1e-4)
+    # vLLM adds the adapter's part after the base's: another order of sums, 1.2e-4 off at a log-prob of -6.3 once.
+    close = pytest.approx(expected[0], rel=1e-4, abs=1e-4)
+    assert restored.logprobs(trees)[0] == close
     frozen, alone = restored.base(), open_hf(tiny_policy)
     assert frozen is not None and alone.base() is None
     assert expected[0] != pytest.approx(alone.logprobs(trees)[0], abs=1e-2)
     assert frozen.logprobs(trees)[0] == pytest.approx(alone.logprobs(trees)[0], abs=1e-4)
-    assert restored.logprobs(trees)[0] == pytest.approx(expected[0], abs=1e-4)  # and it goes on
+    assert restored.logprobs(trees)[0] == close  # and it goes on
 
 
 @pytest.mark.parametrize("ending", ["engine.close(); engine.close()", "raise RuntimeError('of the run')"])

@@ -57,7 +57,7 @@ def test_one_failure_does_not_stop_the_rest(study: Path) -> None:
     assert len(pd.read_parquet(folder / "grpo" / "evaluation.parquet")) == 16  # 8 questions, sampled and greedy
     assert pd.read_parquet(folder / "ahead" / "rewards.parquet")["p_mem"].notna().any()
     page = (study / "ablation" / "index.html").read_text()
-    assert "<td>ahead</td>" in page and "<td>broken</td>" not in page
+    assert ">ahead</td>" in page and ">broken</td>" not in page
 
 
 def test_only_what_is_missing_runs_again(study: Path) -> None:
