@@ -14,7 +14,7 @@ from mempo.overrides import Overrides
 from mempo.workspace import Workspace
 from tasks.data import read_config
 from tasks.evaluation import evaluate_policy, write_evaluation
-from tasks.suite import answer, gathered, log_cells
+from tasks.suite import answer, gathered, log_cells, prepare
 
 
 @flow(name="evaluate", persist_result=False)
@@ -49,7 +49,8 @@ def suite(name: str, overrides: Overrides = None, root: str = ".") -> suite_resu
     workspace = Workspace(Path(root))
     asked, agents = read_suite(Path(root), name, overrides or [])
     home = workspace.root / "runs" / "suites" / name
-    cells = [answer(workspace, asked, agent, dataset, home) for agent in agents for dataset in asked.datasets]
+    datasets = [prepare(workspace, asked, agents, dataset, home) for dataset in asked.datasets]
+    cells = [answer(asked, agent, dataset, home) for agent in agents for dataset in datasets]
     results = gathered(name, asked, cells)
     folder = workspace.root / "evaluation" / name
     suite_results.write(results, folder)

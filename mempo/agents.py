@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mempo.config import UNTRAINED, Config
-from mempo.params import SHARED, ConfigError, keys_of, load_config, nearest, overridden, refuse_overrides
+from mempo.params import SHARED, ConfigError, differing, keys_of, load_config, nearest, refuse_overrides
 from mempo.suite import Suite
 from mempo.workspace import Workspace
 
@@ -45,21 +43,10 @@ def _agent(root: Path, where: str, suite: Suite, name: str, shared: Config, over
         refuse_overrides(overrides, {keys: place for keys in keys_of(given)})
     try:
         config = load_config(root / "params.yaml", overrides, policy=policy if policy in shared.policies else None)
-        config = overridden(config, [*_settings(suite.settings), *_settings(own)])
+        config = differing(config, suite.settings, own)
     except ConfigError as error:
         raise ConfigError(f"{where}.agents.{name}: {error}") from None
     return Agent(name, _folder(root, policy, shared, f"{where}.agents.{name}.policy"), config)
-
-
-def _settings(differences: Mapping[str, Any]) -> list[str]:
-    values: Any = differences
-    found = []
-    for keys in keys_of(differences):
-        value = values
-        for key in keys:
-            value = value[key]
-        found.append(f"{'.'.join(keys)}={json.dumps(value)}")
-    return found
 
 
 def _folder(root: Path, policy: str, shared: Config, where: str) -> Path:

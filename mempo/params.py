@@ -72,6 +72,15 @@ def overridden(config: Config, overrides: Iterable[str]) -> Config:
     return checked(values)
 
 
+def differing(config: Config, *differences: Mapping[str, Any]) -> Config:
+    """``config`` with nested sections on top, the last wins; a preset lies under all of them, as under a policy's."""
+    values, own = config.model_dump(), dict[str, Any]()
+    for given in differences:
+        _merge(own, given)
+    _differ(values, own)
+    return checked(values)
+
+
 def keys_of(values: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path of every value in nested sections."""
     for key, value in values.items():
@@ -99,9 +108,7 @@ def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[
     for section in SHARED.intersection(own):
         raise ConfigError(f"policies.{name}.{section}: one for all policies, it stands at the top")
     merged["policies"] = {name: own}
-    if own.get("preset") == "published":
-        _merge(merged, PUBLISHED)
-    _merge(merged, own)
+    _differ(merged, own)
     for keys, value in settings:
         if keys[0] != "policies":
             _assign(merged, keys, value)
@@ -109,6 +116,12 @@ def _policy_config(values: dict[str, Any], name: str, settings: list[tuple[list[
         return checked(merged)
     except ConfigError as error:
         raise ConfigError(f"policies.{name}: {error}") from None
+
+
+def _differ(values: dict[str, Any], own: Mapping[str, Any]) -> None:
+    if own.get("preset") == "published":
+        _merge(values, PUBLISHED)
+    _merge(values, own)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from mempo.figures import STATUSES
 from mempo.report import cells, columns, embedded, pages
 from mempo.style import blank, colours, legend, styled
-from mempo.suite_results import ALL, Comparison, Results, comparisons, numbers, table
+from mempo.suite_results import ALL, Comparison, Results, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,13 +26,17 @@ _FROM_ZERO = {"em": 1.03, "em_mean": 1.03, "total_tokens": None, "peak_tokens": 
 
 def render(results: Results) -> list[Table]:
     """For a terminal: each dataset's agents, then each other agent against the first."""
-    figures, told = table(results), comparisons(results)
-    found = []
-    for dataset in figures["dataset"].unique():
-        found.append(_figures(str(dataset), figures[figures["dataset"] == dataset]))
-        if compared := [one for one in told if one.dataset == dataset]:
-            found.append(_comparisons(str(dataset), compared))
-    return found
+    return [shown for dataset in results.datasets for shown in _tables(results, dataset)]
+
+
+def _tables(results: Results, dataset: str) -> list[Table]:
+    found = [_figures(dataset, _of(results, dataset))]
+    compared = [one for one in results.comparisons if one.dataset == dataset]
+    return [*found, _comparisons(dataset, compared)] if compared else found
+
+
+def _of(results: Results, dataset: str) -> pd.DataFrame:
+    return results.figures[results.figures["dataset"] == dataset]
 
 
 def _figures(dataset: str, figures: pd.DataFrame) -> Table:
@@ -63,13 +67,13 @@ def curves(figures: pd.DataFrame, agents: list[str]) -> Figure:
     """Of one dataset, by number of objectives: EM of all and of one, total tokens, longest turn; sampled, or greedy."""
     figure = blank(8.6, 5.4)
     panels, colour = figure.subplots(2, 2, sharex=True).flat, colours(agents)
-    shown = figures[figures["attempts"] == figures["attempts"].iloc[0]]
+    shown = figures[(figures["attempts"] == figures["attempts"].iloc[0]) & (figures["objectives"] != ALL)]
     for axes, (measure, label) in zip(panels, CURVES.items(), strict=True):
         for agent in agents:
-            _curve(axes, shown[(shown["agent"] == agent) & (shown["objectives"] != ALL)], measure, colour[agent], agent)
+            _curve(axes, shown[shown["agent"] == agent], measure, colour[agent], agent)
         axes.set(ylabel=label)
         axes.set_ylim(0, _FROM_ZERO[measure])
-        axes.set_xticks(sorted({int(number) for number in shown.loc[shown["objectives"] != ALL, "objectives"]}))
+        axes.set_xticks(numbers(shown))
     for axes in panels[2:]:
         axes.set_xlabel("objectives of the question")
     legend(figure, panels[0], agents)
@@ -85,18 +89,16 @@ def _curve(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, label: str
 
 def page(results: Results) -> str:
     """The suite as one self-contained page."""
-    figures = table(results)
     images, datasets = {}, {}
-    for dataset in figures["dataset"].unique():
-        of_dataset = figures[figures["dataset"] == dataset]
-        if len(numbers(figures, dataset)) > 1:
-            images[f"curves_{dataset}"] = embedded(curves(of_dataset, results.agents))
-        compared = [one for one in comparisons(results) if one.dataset == dataset]
-        tables = [_figures(dataset, of_dataset)] + ([_comparisons(dataset, compared)] if compared else [])
+    for dataset in results.datasets:
+        figures = _of(results, dataset)
+        whole = figures["objectives"] == ALL
+        if len(numbers(figures)) > 1:
+            images[f"curves_{dataset}"] = embedded(curves(figures, results.agents))
         datasets[dataset] = {
-            "tables": [cells(shown) for shown in tables],
-            "by_number": of_dataset[of_dataset["objectives"] != ALL].to_dict("records"),
-            "statuses": of_dataset[of_dataset["objectives"] == ALL].to_dict("records"),
+            "tables": [cells(shown) for shown in _tables(results, dataset)],
+            "by_number": figures[~whole].to_dict("records"),
+            "statuses": figures[whole].to_dict("records"),
             "majority": results.majority[dataset],
         }
     template = pages().get_template("suite.html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +34,7 @@ class Comparison:
     token_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """``rows``: ``EvaluationRow`` with ``dataset`` and ``attempts`` (sampled or greedy); ``policy`` names the agent.
 
@@ -46,6 +47,18 @@ class Results:
     rows: pd.DataFrame
     seconds: Mapping[tuple[str, str], float]
     majority: Mapping[str, Mapping[str, float]]
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        return table(self)
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        return comparisons(self)
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(self.figures["dataset"].unique())
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -130,15 +143,16 @@ def write(results: Results, folder: Path) -> None:
     """``rows.parquet``, ``summary.parquet`` and ``summary.json`` under ``folder``."""
     with storage.whole_file(folder / "rows.parquet") as path:
         results.rows.to_parquet(path)
-    figures, compared = table(results), comparisons(results)
     with storage.whole_file(folder / "summary.parquet") as path:
-        figures.to_parquet(path)
+        results.figures.to_parquet(path)
     storage.write_json(
         folder / "summary.json",
         {
             "suite": results.name,
-            "figures": [_finite(row) for row in figures.to_dict("records")],
-            "comparisons": [asdict(one) | {"difference": _finite(asdict(one.difference))} for one in compared],
+            "figures": [_finite(row) for row in results.figures.to_dict("records")],
+            "comparisons": [
+                asdict(one) | {"difference": _finite(asdict(one.difference))} for one in results.comparisons
+            ],
             "majority": results.majority,
         },
     )
@@ -149,7 +163,6 @@ def _finite(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row.items() if value == value}
 
 
-def numbers(figures: pd.DataFrame, dataset: str) -> Sequence[int]:
-    """The numbers of objectives that a dataset asks for."""
-    of_dataset = figures[(figures["dataset"] == dataset) & (figures["objectives"] != ALL)]
-    return sorted({int(number) for number in of_dataset["objectives"]})
+def numbers(figures: pd.DataFrame) -> Sequence[int]:
+    """The numbers of objectives that ``figures`` are of."""
+    return sorted({int(number) for number in figures["objectives"] if number != ALL})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from prefect import task
@@ -16,8 +17,9 @@ from mempo import storage
 from mempo.agents import Agent
 from mempo.config import OF_MANY
 from mempo.data.asked import majority, prepare_asked
+from mempo.records import Question
 from mempo.suite import Suite
-from mempo.suite_results import ALL, MEASURES, Results, table
+from mempo.suite_results import ALL, MEASURES, Results
 from mempo.workspace import Workspace
 from tasks import tracking
 from tasks.evaluation import Attempts, answers, answers_key
@@ -46,20 +48,39 @@ class Cell:
         return float(storage.read_json(self.folder / "cost.json")["seconds"])
 
 
-@task(task_run_name="{agent.name} on {dataset}", persist_result=False)
-def answer(workspace: Workspace, suite: Suite, agent: Agent, dataset: str, home: Path) -> Cell:
-    """The agent's answers to a dataset, unless they are there."""
-    asked, attempts = suite.datasets[dataset], Attempts(suite.samples, suite.greedy, suite.temperature, suite.seed)
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What every agent is asked, searching the corpus of ``folder``. ``inputs``: what answers depend on of it."""
+
+    name: str
+    folder: Path
+    questions: list[Question]
+    inputs: dict[str, Any]
+    majority: Mapping[str, float]
+
+
+@task(task_run_name="prepare {name}", persist_result=False)
+def prepare(workspace: Workspace, suite: Suite, agents: list[Agent], name: str, home: Path) -> Dataset:
+    """A dataset of the suite, once for all agents: they have their data in common."""
+    asked = suite.datasets[name]
+    config = next((agent.config for agent in agents if not agent.config.search.urls), agents[0].config)
     try:
-        data, questions = prepare_asked(asked, agent.config, workspace.data, home)
+        folder, questions = prepare_asked(asked, config, workspace.data, home)
     except ValueError as error:
-        raise ValueError(f"{home.name}, dataset {dataset}: {error}") from None
-    inputs = {"data": storage.content_hash(data), "asked": asked.model_dump(mode="json")}
-    key = answers_key(agent.policy, agent.config, attempts, inputs)
-    cell = Cell(agent, dataset, home / f"{agent.name}-{dataset}-{key}", majority(data, asked))
+        raise ValueError(f"{home.name}, dataset {name}: {error}") from None
+    inputs = {"data": storage.content_hash(folder), "asked": asked.model_dump(mode="json")}
+    return Dataset(name, folder, questions, inputs, majority(folder, asked))
+
+
+@task(task_run_name="{agent.name} on {dataset.name}", persist_result=False)
+def answer(suite: Suite, agent: Agent, dataset: Dataset, home: Path) -> Cell:
+    """The agent's answers to a dataset, unless they are there."""
+    attempts = Attempts(suite.samples, suite.greedy, suite.temperature, suite.seed)
+    key = answers_key(agent.policy, agent.config, attempts, dataset.inputs)
+    cell = Cell(agent, dataset.name, home / f"{agent.name}-{dataset.name}-{key}", dataset.majority)
     if not cell.folder.exists():
         started = time.monotonic()
-        rows = answers(agent.name, agent.policy, agent.config, data, questions, attempts)
+        rows = answers(agent.name, agent.policy, agent.config, dataset.folder, dataset.questions, attempts)
         with storage.whole_folder(cell.folder) as folder:
             storage.write_records(folder / "rows.parquet", rows)
             storage.write_json(folder / "cost.json", {"seconds": time.monotonic() - started})
@@ -81,13 +102,13 @@ def log_cells(cells: list[Cell], results: Results) -> bool:
 
     Whether all of them got there: a store that is away ends no evaluation.
     """
-    figures, store = table(results), Patience("MLflow")
-    return all([store.attempt(partial(_log, cell, results.name, figures), WAIT_S) for cell in cells])
+    store = Patience("MLflow")
+    return all([store.attempt(partial(_log, cell, results), WAIT_S) for cell in cells])
 
 
-def _log(cell: Cell, suite: str, figures: pd.DataFrame) -> None:
-    agent = cell.agent
-    tags = {"suite": suite, "agent": agent.name, "dataset": cell.dataset, "flow_run_id": str(flow_run.id or "")}
+def _log(cell: Cell, results: Results) -> None:
+    agent, figures = cell.agent, results.figures
+    tags = {"suite": results.name, "agent": agent.name, "dataset": cell.dataset, "flow_run_id": str(flow_run.id or "")}
     config = agent.config.model_dump(mode="json", exclude=OF_MANY)
     run = tracking.open_tracking(
         f"{agent.name} on {cell.dataset}", config, tags, cell.folder / "mlflow.json", experiment="mempo-evaluation"
