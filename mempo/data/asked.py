@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from mempo.config import Config, Data, digest
 from mempo.data import corpus_row, files, majority_em, question_record, tokenizer_texts, truths, usable_names
-from mempo.data.compose import heldout_questions
-from mempo.data.geo import World, build_world
+from mempo.data.compose import Composer, Objective, compose
+from mempo.data.geo import World, build_world, heldout_countries
 from mempo.data.questions import NOTHING_TO_SEARCH, write_questions
 from mempo.records import Question
 from mempo.scratch import train_bpe
@@ -74,6 +75,24 @@ def _write_geo(asked: Asked, config: Config, own: Path, folder: Path) -> None:
     write_records(folder / "truth.parquet", truths(world, {"test": questions}))
     guessed = majority_em(tuple(o.answer for o in objectives) for objectives in questions)
     write_json(folder / "stats.json", {"splits": {"test": {"majority_em": guessed}}})
+
+
+def heldout_questions(
+    world: World, data: Data, usable: Callable[[str], bool], sizes: Mapping[int, int], max_hops: int
+) -> list[list[Objective]]:
+    """``sizes``: number of objectives -> of questions about held-out entities, an objective of 1 to ``max_hops`` hops.
+
+    Raises ``ValueError`` where the world cannot give as many.
+    """
+    composer, taken = Composer(world, data, heldout_countries(world, data), usable), set[frozenset[str]]()
+    questions = []
+    for number, size in sizes.items():
+
+        def pattern(random: Random, number: int = number) -> str:
+            return "".join(str(random.randint(1, max_hops)) for _ in range(number))
+
+        questions += compose(composer, pattern, size, number, Random(f"{data.seed}/{number}"), taken)
+    return questions
 
 
 def _bpe(own: Path, config: Config, world: World) -> Tokenizer:

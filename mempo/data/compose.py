@@ -6,7 +6,7 @@ An *objective* is a chain of facts: Lyon's country is France, France's capital i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from random import Random
@@ -138,34 +138,7 @@ def _holds(text: str, name: str) -> bool:
     return name.lower() in text.lower() or text.lower() in name.lower()
 
 
-def compose(composer: Composer, size: int, random: Random, taken: set[frozenset[str]]) -> list[list[Objective]]:
-    """``size`` new questions (``taken`` grows), no answer above ``MAX_SHARE`` of the control objectives.
-
-    Raises ``ValueError`` where the world cannot give as many.
-    """
-    fewest = min(map(len, MIXES.get(composer.data.mix, "1")))  # objectives a question, hence at least that many in all
-    return _compose(composer, partial(draw_pattern, composer.data), size, fewest, random, taken)
-
-
-def heldout_questions(
-    world: World, data: Data, usable: Callable[[str], bool], sizes: Mapping[int, int], max_hops: int
-) -> list[list[Objective]]:
-    """``sizes``: number of objectives -> of questions about held-out entities, an objective of 1 to ``max_hops`` hops.
-
-    Raises ``ValueError`` where the world cannot give as many.
-    """
-    composer, taken = Composer(world, data, heldout_countries(world, data), usable), set[frozenset[str]]()
-    questions = []
-    for number, size in sizes.items():
-
-        def pattern(random: Random, number: int = number) -> str:
-            return "".join(str(random.randint(1, max_hops)) for _ in range(number))
-
-        questions += _compose(composer, pattern, size, number, Random(f"{data.seed}/{number}"), taken)
-    return questions
-
-
-def _compose(
+def compose(
     composer: Composer,
     pattern_of: Callable[[Random], str],
     size: int,
@@ -173,6 +146,11 @@ def _compose(
     random: Random,
     taken: set[frozenset[str]],
 ) -> list[list[Objective]]:
+    """``size`` new questions (``taken`` grows), no answer above ``MAX_SHARE`` of the control objectives.
+
+    ``pattern_of`` draws a hop pattern of at least ``fewest`` objectives. Raises ``ValueError`` where the world cannot
+    give as many.
+    """
     quota = max(1, int(MAX_SHARE * size * fewest))
     used: Counter[str] = Counter()
     questions: list[list[Objective]] = []
@@ -209,8 +187,9 @@ def splits(world: World, data: Data, usable: Callable[[str], bool]) -> dict[str,
     others = frozenset(entity.country for entity in world.values()) - heldout
     inside, outside = Composer(world, data, others, usable), Composer(world, data, heldout, usable)
     taken: set[frozenset[str]] = set()
+    pattern_of, fewest = partial(draw_pattern, data), min(map(len, MIXES.get(data.mix, "1")))
     return {
-        name: compose(composer, size, Random(f"{data.seed}/{name}"), taken)
+        name: compose(composer, pattern_of, size, fewest, Random(f"{data.seed}/{name}"), taken)
         for name, composer, size in (
             ("train", inside, data.num_train),
             ("dev", outside, data.num_dev),
