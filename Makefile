@@ -57,9 +57,7 @@ smollm2: install-smollm2 ## the same with that real pretrained model, on a CPU (
 	@$(MEMPO) demo --profile smollm2 $(ARGS)
 
 horizon: $(MADE) ## trained on up to 3 objectives, asked for up to 10, against full context and other baselines
-	@$(MEMPO) prepare --root params/horizon && $(MEMPO) warmstart --root params/horizon
-	@for policy in mempo full_context think; do $(MEMPO) train $$policy --root params/horizon || exit 1; done
-	@$(MEMPO) evaluate --root params/horizon --suite horizon
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" dvc repro params/horizon/dvc.yaml
 
 gpu-smoke: $(MADE) ## two rounds on a GPU, and how fast they are
 	@$(VENV)/bin/python scripts/gpu_smoke.py $(ARGS)

@@ -20,7 +20,7 @@ from mempo.services import DEADLINE_S, Say, Service
 # What ``clean`` removes: outputs and caches under the root and each profile, of the state folder only what is ours.
 MADE = (
     *("runs", "data/questions", "checkpoints", "results", "metrics", "report", "plots", "dvc_plots"),
-    *("ablation", "ablation-quick"),
+    *("ablation", "ablation-quick", "evaluation"),
     "params/smollm2/pretrained",
     *(".dvc/cache", ".dvc/tmp", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
@@ -141,7 +141,7 @@ def clean() -> list[str]:
         else:
             continue
         done.append(f"removed {path}")
-    for lock in (root / "dvc.lock", root / "params" / "dvc.lock"):
+    for lock in (root / "params" / "dvc.lock", *(home / "dvc.lock" for home in homes)):
         if lock.exists() and not _in_git(lock):
             lock.unlink()
             done.append(f"removed {lock}")

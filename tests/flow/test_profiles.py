@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from dulwich.ignore import IgnoreFilter
 from ruamel.yaml import YAML
 
-from mempo import storage
+from mempo import local, storage
 from tests.flow.small import PARAMS, ROOT, run
 from tests.tiny import make_policy, make_tokenizer
 
@@ -22,8 +23,28 @@ def pipeline() -> dict[str, dict[str, object]]:
 
 
 def test_every_profile_has_its_stages() -> None:
-    named = pipeline()["vars"][0]["profiles"]
-    assert sorted(named) == sorted(file.parent.name for file in (ROOT / "params").glob("*/params.yaml"))
+    """Those of the pipeline that all share, or a pipeline of its own."""
+    folders = {file.parent for file in (ROOT / "params").glob("*/params.yaml")}
+    own = {folder.name for folder in folders if (folder / "dvc.yaml").is_file()}
+    named = set(pipeline()["vars"][0]["profiles"])
+    assert named.isdisjoint(own) and named | own == {folder.name for folder in folders}
+
+
+def test_git_knows_a_pipeline_and_its_lock_and_no_output() -> None:
+    """DVC passes over a folder that Git ignores, and refuses a lock file that it does."""
+    kept = [f"params/any/{name}" for name in ("", "params.yaml", "dvc.yaml", "dvc.lock")]
+    made = [
+        f"params/any/{name}/file" for name in local.MADE if not name.startswith((".", "params/", "ablation", "dvc_"))
+    ]
+    asked = subprocess.run(
+        ["git", "check-ignore", "--no-index", "--stdin"],
+        input="\n".join([*kept[1:], *made]), capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert asked.stdout.split() == made
+    ignored = IgnoreFilter.from_path(
+        ROOT / ".gitignore"
+    ).is_ignored  # DVC reads the file by dulwich, which knows better
+    assert not any(ignored(path) for path in kept) and all(ignored(str(Path(path).parent) + "/") for path in made)
 
 
 def test_stages_name_files_and_sections_that_are_there() -> None:
