@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from mempo import storage, suite_report, suite_results
-from mempo.agents import read_suite
+from mempo.agents import policy_folder, read_suite
 from mempo.config import UNTRAINED
 from mempo.console import console
 from mempo.overrides import Overrides
@@ -27,16 +27,13 @@ def evaluate(
     """
     workspace = Workspace(Path(root))
     shared = read_config(Path(root), overrides or [])
-    path = shared.model.path
-    names = policies or [*UNTRAINED[0 if path else 1 :], *shared.policies]
-    if "pretrained" in names and not path:
-        raise ValueError("pretrained: model.path is null, this policy starts from scratch")
+    names = policies or [*UNTRAINED[0 if shared.model.path else 1 :], *shared.policies]
+    folders = {name: policy_folder(workspace.root, name, shared) for name in names}
     workspace.require(*names)
     rows = []
     for name in names:
         config = shared if name in UNTRAINED else read_config(Path(root), overrides or [], policy=name)
-        folder = Path(path) if path and name == "pretrained" else workspace.checkpoint(name)
-        rows += evaluate_policy(workspace, name, folder, config)
+        rows += evaluate_policy(workspace, name, folders[name], config)
     return write_evaluation(workspace, rows, shared.evaluation.split)
 
 

@@ -46,17 +46,21 @@ def _agent(root: Path, where: str, suite: Suite, name: str, shared: Config, over
         config = differing(config, suite.settings, own)
     except ConfigError as error:
         raise ConfigError(f"{where}.agents.{name}: {error}") from None
-    return Agent(name, _folder(root, policy, shared, f"{where}.agents.{name}.policy"), config)
+    try:
+        return Agent(name, policy_folder(root, policy, shared), config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.agents.{name}.policy: {error}") from None
 
 
-def _folder(root: Path, policy: str, shared: Config, where: str) -> Path:
+def policy_folder(root: Path, policy: str, shared: Config) -> Path:
+    """Where ``policy`` lies: a name of params.yaml, ``warmstart``, ``pretrained``, a folder, or the id of a hub."""
     if policy == "pretrained":
         if shared.model.path is None:
-            raise ConfigError(f"{where}: pretrained, and model.path is null: this policy starts from scratch")
+            raise ConfigError("pretrained: model.path is null, this policy starts from scratch")
         return Path(shared.model.path)
-    if policy in UNTRAINED or policy in shared.policies:
+    known = {*shared.policies, *UNTRAINED}
+    if policy in known:
         return Workspace(root).checkpoint(policy)
-    if "/" not in policy:
-        known = {*shared.policies, *UNTRAINED}
-        raise ConfigError(f"{where}: {policy!r} is no policy and no path{nearest(policy, known)}")
+    if "/" not in policy and not Path(policy).exists():
+        raise ConfigError(f"{policy!r} is no policy and no path{nearest(policy, known)}")
     return Path(policy)

@@ -149,18 +149,15 @@ def ask(
     from rich.console import Console
 
     from mempo import asking, local
+    from mempo.agents import policy_folder
     from mempo.params import load_config
     from mempo.workspace import Workspace
 
     local.settle()
-    policies = load_config(root / "params.yaml", settings or ()).policies
-    named = policy in policies or policy == "warmstart"
-    if not named and "/" not in policy and not Path(policy).exists():
-        raise typer.BadParameter(f"{policy}: no folder and no policy; known: warmstart, {', '.join(policies)}")
-    config = load_config(root / "params.yaml", settings or (), policy=policy if policy in policies else None)
-    workspace = Workspace(root)
-    workspace.require(*([policy] if named else []))
-    folder = workspace.checkpoint(policy) if named else Path(policy)
+    shared = load_config(root / "params.yaml", settings or ())
+    folder, workspace = policy_folder(root, policy, shared), Workspace(root)
+    workspace.require(*([policy] if folder == workspace.checkpoint(policy) else []))
+    config = load_config(root / "params.yaml", settings or (), policy=policy if policy in shared.policies else None)
     corpus = workspace.data / "corpus.jsonl"
     Console().print(asking.render(asking.ask(question, folder, corpus, config, seed=seed, greedy=greedy)))
 

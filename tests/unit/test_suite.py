@@ -67,7 +67,7 @@ def test_an_agent_is_a_policy_and_its_settings(tmp_path: Path) -> None:
             "policy: mempoo",
             "suites.far.agents.memory.policy: 'mempoo' is no policy and no path",
         ),
-        ("policy: mempo", "policy: pretrained", "suites.far.agents.memory.policy: pretrained, and model.path is null"),
+        ("policy: mempo", "policy: pretrained", "suites.far.agents.memory.policy: pretrained: model.path is null"),
         ("policy: warmstart", "rollout: {}", "suites.far: agents.start.policy: expected the name of a policy"),
         (
             "{max_turns: 7}",
