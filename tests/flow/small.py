@@ -93,6 +93,20 @@ def run(command: list[str], cwd: Path | None = None) -> str:
     return done.stdout + done.stderr
 
 
+def here(root: Path, *arguments: str) -> str:
+    """Output of a command that must succeed, in this process: a child's imports take longer than such work."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from typer.testing import CliRunner
+
+    from mempo.cli import app
+
+    ours = {PREFECT_API_URL: os.environ["PREFECT_API_URL"], PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with temporary_settings(ours):
+        done = CliRunner().invoke(app, [*arguments, "--root", str(root)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
 def awaited(process: subprocess.Popen[Any], look: Callable[[], Found], deadline_s: float = 240.0) -> Found:
     """What ``look`` finds, as soon as it finds something; nothing where ``process`` ends or ``deadline_s`` passes."""
     give_up = time.monotonic() + deadline_s

@@ -14,7 +14,7 @@ import pytest
 from mempo import journal, local, services as servers
 from tasks import pages
 from tests.flow.postgres import PASSWORD, postgres
-from tests.flow.small import PARAMS, awaited, environment, members, mempo, run, tracked_runs
+from tests.flow.small import PARAMS, awaited, environment, here, members, mempo, tracked_runs
 from tests.flow.test_pages import everything
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -36,8 +36,8 @@ def folder(services: Path, backend: str, tmp_path_factory: pytest.TempPathFactor
     """The run folder of six rounds. After the first both servers are killed; MLflow's comes back after the third."""
     root = tmp_path_factory.mktemp("w")
     (root / "params.yaml").write_text(PARAMS.replace("num_steps: 400", "num_steps: 100"))
-    run(mempo(root, "prepare"))
-    run(mempo(root, "warmstart"))
+    here(root, "prepare")
+    here(root, "warmstart")
     training = subprocess.Popen(mempo(root, "train", "mempo"), env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for(training, root, "round_0000/log.json")
     for server in servers.alive(services).values():

@@ -67,7 +67,7 @@ def test_a_profile_runs_whole_and_tells_what_training_changed(services: Path, tm
     for name in ("mempo", "flows", "tasks"):
         shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
     home.mkdir(parents=True)
-    for file in ("params.yaml", "params/dvc.yaml", ".gitignore"):
+    for file in ("params.yaml", "params/dvc.yaml", ".gitignore", ".dvcignore"):
         shutil.copy(ROOT / file, repo / file)
     policy = make_policy(tmp_path / "model", make_tokenizer(), window=1024)
     settings = YAML(typ="safe").load(PARAMS)
