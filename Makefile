@@ -94,7 +94,7 @@ test-adapters: $(MADE) ## the adapters for other trainers and dense retrieval, a
 	@$(VENV_TRL)/bin/python -m pip install --quiet --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[trl,dense]'
 	@OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -q tests/adapters $(ARGS)
 
-bench: $(MADE) ## measure against the plain way and the floor; rewrites rows of benchmarks/RESULTS.md (10 minutes)
+bench: $(MADE) ## measure against the plain way, peers and the floor; rewrites rows of benchmarks/RESULTS.md (10 minutes); ARGS="trl": one
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks $(ARGS)
 
 bench-full: $(MADE) ## the same in sizes that take longer

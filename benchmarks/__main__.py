@@ -6,11 +6,15 @@ import argparse
 import importlib
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks import rows
 
-NAMES = ("scoring", "rollout", "update", "startup")
+NAMES = (
+    "scoring", "smollm2", "rollout", "update", "memory", "reward_share", "scaling", "startup", "vllm", "trl"
+)  # fmt: skip
 
 
 def main() -> int:
@@ -21,18 +25,33 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := sorted(set(asked.names) - set(NAMES)):
         parser.error(f"{unknown[0]}: no such benchmark; known: {', '.join(NAMES)}")
-    found = []
-    with tempfile.TemporaryDirectory(prefix="mempo-bench-") as folder:
-        for name in asked.names or NAMES:
-            for row in importlib.import_module(f"benchmarks.{name}").run(Path(folder), asked.full):
-                found.append(rows.stamped(row))
-                print(f"{row.name}: {row.value:.3g} {row.unit} ({row.detail})", flush=True)
+    found, failed = measured(asked.names or NAMES, asked.full)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
     if not asked.check:
         rows.write(found)
-        return 0
+        return int(bool(failed))
     problems = rows.worse(found, rows.read())
     print("\n".join(["worse:", *problems] if problems else ["no ratio got worse by more than 20 %"]))
-    return 1 if problems else 0
+    return int(bool(failed or problems))
+
+
+def measured(names: Iterable[str], full: bool) -> tuple[list[rows.Row], list[str]]:
+    """The rows of these benchmarks, and the names of those that raised; what a benchmark gave before it did, stays."""
+    found: list[rows.Row] = []
+    failed: list[str] = []
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="mempo-bench-") as folder:
+            try:
+                for row in importlib.import_module(f"benchmarks.{name}").run(Path(folder), full):
+                    found.append(rows.stamped(row))
+                    print(f"{row.name}: {row.value:.3g} {row.unit} ({row.detail})", flush=True)
+            except rows.Skipped as reason:
+                print(f"{name}: skipped: {reason}", flush=True)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+    return found, failed
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ BEGIN, END = "<!-- rows: python -m benchmarks -->\n", "<!-- end of rows -->\n"
 WORSE = 0.2  # a ratio that got worse by more fails the check
 
 
+class Skipped(Exception):
+    """What a benchmark needs is not on this machine: no row, and no failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """``value`` is a ratio of two things measured in one run, or a plain figure with its ``unit``.

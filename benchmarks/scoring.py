@@ -31,7 +31,7 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
         size = (8, 8) if full else (2, 8) if num_turns <= 8 else (1, 4)
         made, questions = trajectories(num_turns, *size, len(engine.tokenizer))
         config = Config()
-        trees, contexts = _trees(engine, made, questions, config), _contexts(engine, made, questions)
+        trees, contexts = score_trees(engine, made, questions, config), _contexts(engine, made, questions)
         found: dict[str, list[list[float]]] = {}
 
         def packed(trees=trees, found=found) -> None:
@@ -56,7 +56,7 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
             yield Row("scoring, share of the floor, tiny policy", 100 * floor / ours, "higher", told, unit="%")
 
 
-def _trees(engine, made, questions, config: Config) -> list[TokenTree]:
+def score_trees(engine, made, questions, config: Config) -> list[TokenTree]:
     """What ``scoring.score`` asks for."""
     found = []
     for name, question in questions.items():
@@ -73,7 +73,7 @@ def _trees(engine, made, questions, config: Config) -> list[TokenTree]:
 
 
 def _contexts(engine, made, questions) -> list[tuple[list[int], int]]:
-    """(context and probe, probe's length), memories first as in ``_trees``: question by question."""
+    """(context and probe, probe's length), memories first as in ``score_trees``: question by question."""
     found = []
     for name, question in questions.items():
         probe = make_probe(engine.tokenizer, question).token_ids

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+
+from tokenizers import Tokenizer
 
 from mempo import data
 from mempo.config import Data, Model
 from mempo.data.geo import build_world
+from mempo.engines import Engine, Sampling
 from mempo.records import Question, Trajectory, Turn
-from mempo.scratch import build_policy, train_bpe
+from mempo.scratch import build_policy, save_tokenizer, train_bpe
 
 QUESTION, MEMORY, RESPONSE, OBSERVATION = 40, 20, 50, 30  # tokens; a memory is part of its response
+VOCABULARY = 49_152  # of SmolLM2
+SMOLLM2 = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}  # fmt: skip
+NARROW = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
 def demo_policy(folder: Path, window: int = 4096) -> Path:
@@ -24,9 +36,12 @@ def demo_policy(folder: Path, window: int = 4096) -> Path:
 
 
 def trajectories(
-    num_turns: int, num_questions: int, group_size: int, vocab_size: int, seed: int = 0
+    num_turns: int, num_questions: int, group_size: int, vocab_size: int, seed: int = 0, question: int = QUESTION
 ) -> tuple[list[Trajectory], dict[str, Question]]:
-    """``num_turns`` turns each, under the context rule ``memory``; from the second on with a memory."""
+    """``num_turns`` turns each, under the context rule ``memory``; from the second on with a memory.
+
+    ``question``: tokens of the first prompt.
+    """
     random = Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -35,7 +50,7 @@ def trajectories(
     questions = {f"q{i}": Question(f"q{i}", "?", [["Ulm"], ["Rome"]]) for i in range(num_questions)}
     found = []
     for name in questions:
-        first = tokens(QUESTION)
+        first = tokens(question)
         for sample in range(group_size):
             turns: list[Turn] = []
             for number in range(num_turns):
@@ -61,16 +76,52 @@ def trajectories(
     return found, questions
 
 
-def smollm2_shape(folder: Path, tokenizer_of: Path) -> Path:
-    """A random policy in the sizes of SmolLM2-135M (30 layers, width 576, 49,152 tokens) with another's tokenizer."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+def decode(engine: Engine, made: Sequence[Trajectory]) -> None:
+    """As many tokens after each turn's prompt as its response has, turn by turn; what is sampled is not read.
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    Raises ``AssertionError`` where more than a few answers end before.
+    """
+    sampling = Sampling(temperature=1.0, max_tokens=RESPONSE, stop=())
+
+    async def turn(index: int) -> int:
+        prompts = [trajectory.turns[index].prompt_ids for trajectory in made]
+        found = await asyncio.gather(*(engine.generate(p, seed=i, sampling=sampling) for i, p in enumerate(prompts)))
+        return sum(len(generation.token_ids) for generation in found)
+
+    decoded, wanted = 0, sum(len(turn.response_ids) for trajectory in made for turn in trajectory.turns)
+    for index in range(len(made[0].turns)):
+        decoded += asyncio.run(turn(index))
+    if decoded < 0.97 * wanted:
+        raise AssertionError(f"{decoded} tokens were decoded, a round of this size has {wanted}")
+
+
+def random_policy(folder: Path, sizes: dict[str, int]) -> Path:
+    """A Llama of ``VOCABULARY`` tokens in these sizes that nothing has trained, with the demo's tokenizer.
+
+    It never stops by itself: the tokenizer's end of text is a token that the model has no logit for.
+    """
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(_with_unused_tokens(folder / "demo"))
+    tokenizer.add_special_tokens({"eos_token": "<|never|>"})
+    tokenizer.chat_template = None  # or the mark after its turns would end them
+    torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        vocab_size=VOCABULARY, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, pad_token_id=tokenizer.pad_token_id, **sizes,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    return folder / "policy"
+
+
+def _with_unused_tokens(folder: Path) -> Path:
+    """The demo's tokenizer, filled up to ``VOCABULARY`` tokens that no text is made of."""
+    made = json.loads(train_bpe(data.tokenizer_texts(build_world(Data()), []), Model().vocab_size).to_str())
+    known = made["model"]["vocab"]
+    made["model"]["vocab"] = known | {f"unused{i}": i for i in range(len(known), VOCABULARY)}
+    save_tokenizer(Tokenizer.from_str(json.dumps(made)), folder, 8192)
     return folder

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Clock = Callable[[], float]
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
-    """Of this process, all threads."""
-    started = time.process_time()
-    action()
-    return time.process_time() - started
+def timed(action: Callable[[], Result], clock: Clock = time.process_time) -> tuple[float, Result]:
+    """Seconds of one call, and what it gave. The clock counts CPU-seconds of this process, all threads."""
+    started = clock()
+    result = action()
+    return clock() - started, result
 
 
-def side_by_side(*actions: Callable[[], object], repeats: int = 3) -> list[float]:
-    """CPU-seconds of the fastest call of each, after one of each that does not count."""
+def side_by_side(*actions: Callable[[], object], repeats: int = 3, clock: Clock = time.process_time) -> list[float]:
+    """Seconds of the fastest call of each, after one of each that does not count."""
     for action in actions:
         action()
-    found = [[cpu_seconds(action) for action in actions] for _ in range(repeats)]
+    found = [[timed(action, clock)[0] for action in actions] for _ in range(repeats)]
     return [min(times) for times in zip(*found, strict=True)]

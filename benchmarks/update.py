@@ -16,7 +16,7 @@ from mempo.floor import measure, product_flops
 from mempo.records import Sample
 from mempo.runtime import Runtime
 from mempo.shapes import shape_of
-from mempo.trainers import open_trainer
+from mempo.trainers import Trainer, open_trainer
 
 BUDGET, NUM_SAMPLES, PROMPTS, RESPONSE = 4096, 192, (40, 200), 50
 
@@ -26,7 +26,8 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
     policy = demo_policy(folder / "update")
     trainer = open_trainer(policy, Optim(tokens_per_microbatch=BUDGET), LossConfig(), Runtime())
     model, vocab = trainer.model, trainer.model.config.vocab_size
-    drawn = samples(vocab)
+    drawn = draw(vocab, NUM_SAMPLES, PROMPTS, RESPONSE)
+    _agree(trainer, drawn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     ours, packed, padded = side_by_side(
         lambda: trainer.step(drawn),
@@ -44,19 +45,29 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
     yield Row("update, share of the floor, tiny policy", 100 * floor / ours, "higher", told, unit="%")
 
 
-def samples(vocab: int, seed: int = 0) -> list[Sample]:
-    """Turns of a round: prompts of 40 to 200 tokens, responses of 50."""
+def draw(vocab: int, count: int, prompts: tuple[int, int], response: int, seed: int = 0) -> list[Sample]:
+    """Turns of a round: ``prompts`` are the fewest and the most tokens of a prompt, each response has as many."""
     random, found = Random(seed), []
-    for i in range(NUM_SAMPLES):
-        prompt = random.randint(*PROMPTS)
-        ids = [random.randrange(20, vocab) for _ in range(prompt + RESPONSE)]
-        mask = [0] * prompt + [1] * RESPONSE
+    for i in range(count):
+        prompt = random.randint(*prompts)
+        ids = [random.randrange(20, vocab) for _ in range(prompt + response)]
+        mask = [0] * prompt + [1] * response
         zeros = [0.0] * len(ids)
         advantage = random.choice((-1.0, 1.0))
-        found.append(
-            Sample(f"q/{i}/1", ids, mask, [-8.0 * m for m in mask], zeros, advantage, zeros, 1 / NUM_SAMPLES / 50)
-        )
+        weight = 1 / count / response
+        found.append(Sample(f"q/{i}/1", ids, mask, [-8.0 * m for m in mask], zeros, advantage, zeros, weight))
     return found
+
+
+@torch.no_grad()
+def _agree(trainer: Trainer, drawn: Sequence[Sample]) -> None:
+    """The trainer's loss of all samples is the padded loop's, or their times say nothing. Makes a step."""
+    total = sum(float(_losses(trainer.model, ids, mask).sum()) for ids, mask in _padded(drawn))
+    with torch.enable_grad():
+        stats = trainer.step(drawn, objective="sft")
+    bare = total / sum(sum(sample.loss_mask) for sample in drawn)
+    if abs(bare - stats["nll"]) > 1e-4 * bare:
+        raise AssertionError(f"mean losses of trainer and padded loop: {stats['nll']} and {bare}")
 
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]  # ids [B, T] and which of them are learnt [B, T]
@@ -89,11 +100,17 @@ def _padded(drawn: Sequence[Sample]) -> Rows:
 
 
 def bare_step(model, optimizer, rows: Rows) -> None:
-    """Cross entropy of the learnt tokens from the logits of every token, one backward pass a micro-batch, AdamW."""
+    """Cross entropy of the learnt tokens, one backward pass a micro-batch, AdamW."""
     for ids, mask in rows:
-        logits = model(input_ids=ids, use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-        (losses * mask[:, 1:]).sum().backward()
+        _losses(model, ids, mask).sum().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _losses(model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each learnt token [N]; only the states before them go through the vocabulary head."""
+    learnt = mask[:, 1:].bool()
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][learnt]
+    logits = model.get_output_embeddings()(hidden)
+    return torch.nn.functional.cross_entropy(logits, ids[:, 1:][learnt], reduction="none")
