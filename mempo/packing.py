@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+PAYS = 0.6  # a path of a smaller share of the tokens saves less than a second call of the model costs
 
 
 @dataclass(slots=True)
@@ -60,6 +65,45 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tree in two parts: ``trunk``, its deepest path where that ``PAYS``, and ``rest``, all others in their order."""
+
+    trunk: np.ndarray
+    rest: np.ndarray
+    depths: np.ndarray
+    parents: np.ndarray
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> Layout:
+        depths = np.asarray(tree.positions(), dtype=np.int64)
+        path = tree.path(int(depths.argmax())) if len(tree) else []
+        trunk = np.asarray(path if len(path) > PAYS * len(tree) else [], dtype=np.int64)
+        rest = np.setdiff1d(np.arange(len(tree)), trunk, assume_unique=True)
+        return cls(trunk, rest, depths, np.asarray(tree.parents, dtype=np.int64))
+
+    def columns(self, width: int) -> np.ndarray:
+        """Where each token lies [T], once the trunk is padded to ``width`` and the rest follows."""
+        found = np.empty(len(self.depths), dtype=np.int64)
+        found[self.trunk] = np.arange(len(self.trunk))
+        found[self.rest] = width + np.arange(len(self.rest))
+        return found
+
+    def visible(self, width: int) -> np.ndarray:
+        """[R, width + R] bool for the R tokens of ``rest``: true where the column is the row itself or an ancestor."""
+        columns, rest = self.columns(width), self.rest
+        mask = np.zeros((len(rest), width + len(rest)), dtype=bool)
+        starts = np.flatnonzero(self.parents[rest] != np.concatenate(([-2], rest[:-1])))
+        for start, end in pairwise([*starts, len(rest)]):
+            parent = self.parents[rest[start]]
+            if parent >= 0 and columns[parent] < width:
+                mask[start:end, : self.depths[parent] + 1] = True
+            elif parent >= 0:
+                mask[start:end] = mask[columns[parent] - width]
+            mask[start:end, width + start : width + end] = np.tri(end - start, dtype=bool)
+        return mask
 
 
 def chain(token_ids: Sequence[int], first_target: int) -> TokenTree:

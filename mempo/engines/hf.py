@@ -97,8 +97,12 @@ class HFEngine:
             if len(tree) > self.window and max(tree.positions()) >= self.window:
                 raise ValueError(f"tree {number}: deeper than the window of {self.window} tokens")
         layout = packed_logprobs if mode == "packed" and self.plain_causal else padded_logprobs
-        with torch.inference_mode():
-            return layout(self.model, trees, temperature)
+        training = self.model.training  # of a model that another program trains: layers that recompute keep no cache
+        try:
+            with torch.inference_mode():
+                return layout(self.model.eval(), trees, temperature)
+        finally:
+            self.model.train(training)
 
     def close(self) -> None:
         """Free the model."""

@@ -1,6 +1,8 @@
 """Log-probabilities of the target tokens of token trees, in two layouts that must agree.
 
-``packed``: a tree is one row, each token attends to itself and its ancestors, its position is its depth.
+``packed``: every token of a tree once, attending to itself and its ancestors, its position its depth. The deepest path
+is read first, as an ordinary causal row, for which no mask is made and half the products are; then all other tokens, as
+one part of a row that attends to both. The tree of a history is nearly all path.
 ``padded``: every run of targets is written out alone with all its ancestors, as an ordinary left-padded row. It asks
 nothing special of a model, costs the shared prefixes again for every run, and is the oracle of the packed layout.
 """
@@ -8,83 +10,35 @@ nothing special of a model, costs the shared prefixes again for every run, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mempo.packing import TokenTree
+from mempo.engines.decoders import Cache
+from mempo.packing import Layout, TokenTree
 
 MAX_BATCH_TOKENS = 4096  # more is slower: the activations of a batch leave the processor's cache
-MAX_MASK_ENTRIES = 2**24
 MAX_LOGITS = 2**22
 
 
-def runs(tree: TokenTree) -> list[tuple[int, int, int]]:
-    """Maximal chains of a tree as ``(start, end, parent)``: token ``start`` follows ``parent``, the rest each other."""
-    parents = np.asarray(tree.parents, dtype=np.int64)
-    starts = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
-    starts = np.union1d(starts, [0]) if len(parents) else starts
-    ends = [*starts[1:].tolist(), len(parents)]
-    return [(start, end, tree.parents[start]) for start, end in zip(starts.tolist(), ends, strict=False)]
-
-
-def is_chain(tree: TokenTree) -> bool:
-    return len(runs(tree)) <= 1
-
-
-def ancestry(tree: TokenTree) -> tuple[np.ndarray, np.ndarray]:
-    """``mask`` [T, T] bool, true where the column is the row itself or an ancestor; ``positions`` [T], the depths."""
-    length = len(tree)
-    mask = np.zeros((length, length), dtype=bool)
-    positions = np.zeros(length, dtype=np.int64)
-    for start, end, parent in runs(tree):
-        if parent >= 0:
-            mask[start:end, :start] = mask[parent, :start]
-        mask[start:end, start:end] = np.tri(end - start, dtype=bool)
-        positions[start:end] = np.arange(end - start) + (positions[parent] + 1 if parent >= 0 else 0)
-    return mask, positions
-
-
-def tree_inputs(trees: Sequence[TokenTree], device: Any, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    """Model inputs for a batch of B trees, padded right to T: ids and positions [B, T], additive mask [B, 1, T, T].
-
-    Plain chains need no mask: causal attention hides the padding on their right.
-    """
-    width = max(map(len, trees))
-    token_ids = np.zeros((len(trees), width), dtype=np.int64)
-    for row, tree in enumerate(trees):
-        token_ids[row, : len(tree)] = tree.token_ids
-    if all(map(is_chain, trees)):
-        return {"input_ids": torch.from_numpy(token_ids).to(device), "position_ids": None, "attention_mask": None}
-    # A padding token sees itself alone: a row with nothing to see would be NaN.
-    visible = np.broadcast_to(np.eye(width, dtype=bool), (len(trees), width, width)).copy()
-    positions = np.zeros((len(trees), width), dtype=np.int64)
-    for row, tree in enumerate(trees):
-        visible[row, : len(tree), : len(tree)], positions[row, : len(tree)] = ancestry(tree)
-    allowed = torch.from_numpy(visible).to(device)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
-    return {
-        "input_ids": torch.from_numpy(token_ids).to(device),
-        "position_ids": torch.from_numpy(positions).to(device),
-        "attention_mask": mask[:, None],
-    }
-
-
 def packed_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) -> list[list[float]]:
-    """One forward for each batch of trees; only the tokens before targets go through the vocabulary head."""
+    """One or two forwards for each batch of trees; only the tokens before targets go through the vocabulary head."""
     results: list[list[float]] = [[] for _ in trees]
-    chains = [index for index, tree in enumerate(trees) if is_chain(tree)]
-    others = [index for index, tree in enumerate(trees) if not is_chain(tree)]
+    layouts = [Layout.of(tree) for tree in trees]
     lengths = [len(tree) for tree in trees]
-    batches = [*_batches(chains, lengths, _few_tokens), *_batches(others, lengths, _small_mask)]
-    for batch in batches:
+    # Alike ones together: a batch pads trunks and rests apart.
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for index, one in enumerate(layouts):
+        if trees[index].targets:
+            kinds.setdefault((bool(len(one.trunk)), bool(len(one.rest))), []).append(index)
+    for batch in chain.from_iterable(_batches(kind, lengths, _few_tokens) for kind in kinds.values()):
         chosen = [trees[index] for index in batch]
-        inputs = tree_inputs(chosen, model.device, model.dtype)
-        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        hidden, columns = _hidden(model, chosen, [layouts[index] for index in batch])
         rows = [row for row, tree in enumerate(chosen) for _ in tree.targets]
-        before = [tree.parents[target] for tree in chosen for target in tree.targets]
+        before = [columns[row][tree.parents[target]] for row, tree in enumerate(chosen) for target in tree.targets]
         wanted = [tree.token_ids[target] for tree in chosen for target in tree.targets]
         values = head_logprobs(model.get_output_embeddings(), hidden[rows, before], wanted, temperature)
         position = 0
@@ -92,6 +46,43 @@ def packed_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) 
             results[index] = values[position : position + len(trees[index].targets)]
             position += len(trees[index].targets)
     return results
+
+
+def _hidden(model: Any, trees: Sequence[TokenTree], layouts: Sequence[Layout]) -> tuple[Tensor, list[np.ndarray]]:
+    """Last hidden states [B, W + R, D] of B trees, trunks padded to W and rests to R, and each token's column.
+
+    What pads a trunk or a rest stands on its right: no trunk sees it, and no line of a rest's mask names it.
+    """
+    width, more = max(len(one.trunk) for one in layouts), max(len(one.rest) for one in layouts)
+    columns = [one.columns(width) for one in layouts]
+    token_ids = torch.zeros(len(trees), width + more, dtype=torch.long)
+    for row, tree in enumerate(trees):
+        token_ids[row, columns[row]] = torch.tensor(tree.token_ids)
+    token_ids = token_ids.to(model.device)
+    if not more:
+        return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state, columns
+    visible = torch.zeros(len(trees), more, width + more, dtype=torch.bool)
+    visible[:, range(more), range(width, width + more)] = True  # a token with nothing to see would be NaN
+    positions = torch.zeros(len(trees), more, dtype=torch.long)
+    for row, one in enumerate(layouts):
+        visible[row, : len(one.rest), : width + len(one.rest)] = torch.from_numpy(one.visible(width))
+        positions[row, : len(one.rest)] = torch.from_numpy(one.depths[one.rest])
+    mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
+    mask.masked_fill_(~visible.to(model.device), float("-inf"))
+    parts, cache = [], Cache(width + more)
+    if width:
+        parts.append(model.base_model(token_ids[:, :width], past_key_values=cache, use_cache=True).last_hidden_state)
+        cache.length = width
+    parts.append(
+        model.base_model(
+            token_ids[:, width:],
+            attention_mask=mask[:, None],
+            position_ids=positions.to(model.device),
+            past_key_values=cache if width else None,
+            use_cache=bool(width),
+        ).last_hidden_state
+    )
+    return torch.cat(parts, 1), columns
 
 
 def padded_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) -> list[list[float]]:
@@ -146,7 +137,8 @@ def head_logprobs(head: Any, hidden: Tensor, ids: Sequence[int], temperature: fl
 
 
 def _gathered(logits: Tensor, ids: Sequence[int], temperature: float) -> list[float]:
-    logprobs = (logits.float() / temperature).log_softmax(-1)  # as the sampler does: on a CPU faster than logsumexp
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    logprobs = scaled.log_softmax(-1)  # as the sampler does: on a CPU faster than logsumexp
     return list(logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0].tolist())
 
 
@@ -163,10 +155,6 @@ def _target_runs(tree: TokenTree) -> Iterator[list[int]]:
 
 def _few_tokens(rows: int, width: int) -> bool:
     return rows * width <= MAX_BATCH_TOKENS
-
-
-def _small_mask(rows: int, width: int) -> bool:
-    return rows * width <= MAX_BATCH_TOKENS and rows * width * width <= MAX_MASK_ENTRIES
 
 
 def _batches(indices: list[int], lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[int]]:

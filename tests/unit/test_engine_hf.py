@@ -19,7 +19,7 @@ from mempo.engines.decoders import PaddedDecoder, PlainDecoder
 from mempo.engines.decoding import sample
 from mempo.engines.hf import HFEngine
 from mempo.engines.prefixes import _segments, shared_starts
-from mempo.packing import TokenTree, chain
+from mempo.packing import PAYS, Layout, TokenTree, chain
 from mempo.runtime import Runtime
 from tests.tiny import make_tokenizer
 
@@ -62,26 +62,37 @@ def ids(rng: random.Random, length: int) -> list[int]:
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(-1, 30), max_size=30))
-def test_ancestry_is_the_path_to_the_root(parents: list[int]) -> None:
+@given(st.lists(st.integers(-1, 30), min_size=1, max_size=30), st.integers(0, 3))
+def test_a_token_sees_its_path_to_the_root(parents: list[int], padding: int) -> None:
     tree = TokenTree()
     for index, parent in enumerate(parents):
         tree.add([index], parent=min(parent, index - 1))
-    mask, positions = scoring.ancestry(tree)
-    assert positions.tolist() == tree.positions()
-    for index in range(len(tree)):
-        assert np.flatnonzero(mask[index]).tolist() == tree.path(index)
+    layout = Layout.of(tree)
+    width = len(layout.trunk) + padding
+    columns = layout.columns(width)
+    assert sorted([*layout.trunk, *layout.rest]) == list(range(len(tree)))
+    assert layout.depths.tolist() == tree.positions()
+    if len(layout.trunk):
+        assert layout.trunk.tolist() == tree.path(layout.trunk[-1]), "a causal row"
+    assert len(layout.trunk) == (depth if (depth := max(tree.positions()) + 1) > PAYS * len(tree) else 0)
+    for row, index in zip(layout.visible(width), layout.rest, strict=True):
+        assert set(np.flatnonzero(row)) == {columns[seen] for seen in tree.path(index)}
 
 
-def test_runs_of_a_tree() -> None:
+def test_the_layout_of_a_tree_by_hand() -> None:
     tree = TokenTree()
     root = tree.add([1, 2])  # tokens 0, 1
-    tree.add([3, 4], parent=root)  # tokens 2, 3 go on with token 1: the same run
-    tree.add([5], parent=root)  # token 4
-    tree.add([6, 7])  # tokens 5, 6: a second root
-    assert scoring.runs(tree) == [(0, 4, -1), (4, 5, 1), (5, 7, -1)]
-    assert scoring.runs(TokenTree()) == []
-    assert scoring.is_chain(chain([1, 2, 3], 1)) and not scoring.is_chain(tree)
+    tree.add([3], parent=root)  # token 2
+    tree.add([4, 5, 6, 7], parent=root)  # tokens 3 to 6: the deepest path ends here
+    tree.add([8], parent=2)  # token 7
+    tree.add([9])  # token 8: a second root
+    layout = Layout.of(tree)
+    assert (layout.trunk.tolist(), layout.rest.tolist()) == ([0, 1, 3, 4, 5, 6], [2, 7, 8])
+    assert layout.visible(7).astype(int).tolist() == [
+        [1, 1, 0, 0, 0, 0, 0, 1, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    ]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8))
