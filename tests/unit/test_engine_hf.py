@@ -165,6 +165,25 @@ def test_batches_keep_the_budget_and_the_order(engine: HFEngine, monkeypatch: py
         assert one == pytest.approx(other, abs=1e-5)
 
 
+def test_a_model_in_training_that_recomputes_layers_is_scored_alike(tiny_policy: Path) -> None:
+    """An adapter scores with the model that its program trains: such layers keep no keys while they train."""
+    from mempo.engines import loader
+
+    tree = TokenTree()
+    branch = tree.add(ids(random.Random(0), 60))
+    for seed in range(2):
+        tree.add(ids(random.Random(seed), 5), parent=branch, target=True)
+    assert len(Layout.of(tree).trunk) and len(Layout.of(tree).rest)
+    model = loader.load_model(tiny_policy, Runtime())
+    scorer = HFEngine.of(model, loader.load_tokenizer(tiny_policy))
+    wanted = scorer.logprobs([tree])
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert scorer.logprobs([tree]) == wanted and model.training
+    model.eval()
+    assert scorer.logprobs([tree]) == wanted and not model.training
+
+
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
