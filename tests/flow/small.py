@@ -95,11 +95,14 @@ def run(command: list[str], cwd: Path | None = None) -> str:
 
 def here(root: Path, *arguments: str) -> str:
     """Output of a command that must succeed, in this process: a child's imports take longer than such work."""
+    import mlflow
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from typer.testing import CliRunner
 
     from mempo.cli import app
 
+    # Both read the environment once in a process; other tests were here before.
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
     ours = {PREFECT_API_URL: os.environ["PREFECT_API_URL"], PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with temporary_settings(ours):
         done = CliRunner().invoke(app, [*arguments, "--root", str(root)], catch_exceptions=False)
