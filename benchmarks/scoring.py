@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from benchmarks.rows import Row
 from benchmarks.synthetic import demo_policy, trajectories
 from benchmarks.timing import side_by_side
 from mempo.config import Config
+from mempo.cost import product_flops
 from mempo.engines import open_engine
-from mempo.floor import measure, product_flops
+from mempo.floor import measure
 from mempo.packing import TokenTree
-from mempo.probes import full_tree, make_probe, memory_trees, segment_ids
+from mempo.probes import full_tree, make_probe, memory_tree, segment_ids
 from mempo.runtime import Runtime
 from mempo.shapes import shape_of
 
@@ -26,7 +28,7 @@ ROWS_AT_ONCE = 32  # of the padded batch: all at once would not fit
 def run(folder: Path, full: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     engine = open_engine(demo_policy(folder / "scoring"), Runtime())
-    machine = measure()
+    machine = measure(clock=time.process_time)
     for num_turns in TURNS:
         size = (8, 8) if full else (2, 8) if num_turns <= 8 else (1, 4)
         made, questions = trajectories(num_turns, *size, len(engine.tokenizer))
@@ -43,7 +45,7 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
         ours, theirs = side_by_side(packed, padded)
         _agree(found, trees)
         faster, fewer = TARGETS.get(num_turns, (None, None))
-        held = sum(map(len, trees))
+        held = sum(len(tree.read()) for tree in trees)
         longest = max(len(ids) for ids, _ in contexts)
         name = f"scoring, {num_turns} turns"
         yield Row(f"{name}, speed", theirs / ours, "higher", f"{ours:.2f} CPU-s against {theirs:.2f} padded", faster)
@@ -60,12 +62,13 @@ def score_trees(engine, made, questions, config: Config) -> list[TokenTree]:
     """What ``scoring.score`` asks for."""
     found = []
     for name, question in questions.items():
-        asked = [make_probe(engine.tokenizer, question).token_ids]
+        probe = make_probe(engine.tokenizer, question)
+        asked = [(probe.token_ids, probe.scored)]
         own = [t for t in made if t.question_id == name]
         pieces = [
             [segment_ids(engine.tokenizer, turn, i + 1)] for t in own for i, turn in enumerate(t.turns) if turn.mem_span
         ]
-        found += memory_trees(own[0].turns[0].prompt_ids, pieces, asked, config.scoring.max_tree_tokens)
+        found.append(memory_tree(own[0].turns[0].prompt_ids, pieces, asked))
         for trajectory in own:
             indices = [i for i, turn in enumerate(trajectory.turns) if turn.mem_span]
             found.append(full_tree(trajectory.turns, indices, asked, "history"))
@@ -73,21 +76,21 @@ def score_trees(engine, made, questions, config: Config) -> list[TokenTree]:
 
 
 def _contexts(engine, made, questions) -> list[tuple[list[int], int]]:
-    """(context and probe, probe's length), memories first as in ``score_trees``: question by question."""
+    """(context and probe, its scored tokens), memories first as in ``score_trees``: question by question."""
     found = []
     for name, question in questions.items():
-        probe = make_probe(engine.tokenizer, question).token_ids
+        probe = make_probe(engine.tokenizer, question)
         own = [t for t in made if t.question_id == name]
         first = own[0].turns[0].prompt_ids
         for t in own:
             for i, turn in enumerate(t.turns):
                 if turn.mem_span:
-                    found.append((first + segment_ids(engine.tokenizer, turn, i + 1) + probe, len(probe)))
+                    found.append((first + segment_ids(engine.tokenizer, turn, i + 1) + probe.token_ids, probe.scored))
         for t in own:
             history = list(first)
             for turn in t.turns:
                 if turn.mem_span:
-                    found.append((history + probe, len(probe)))
+                    found.append((history + probe.token_ids, probe.scored))
                 history = history + turn.response_ids + turn.observation_ids
     return found
 

@@ -20,7 +20,7 @@ from mempo.sources import SPLITS, Phase, QuestionFile, Split
 from mempo.suite import Suite, SuiteName
 
 # Raise by one whenever a change of the code changes results: old run folders are then never taken for new ones.
-SCHEMA = 4
+SCHEMA = 5
 
 
 # Policies that no round has trained: the model at model.path, and what the demonstrations made of it.
@@ -231,7 +231,6 @@ class Scoring(Section):
     full_scorer: Literal["actor", "reference"] = "actor"
     lookahead: Annotated[int, Field(ge=0, le=8)] = 0
     aliases: Literal["first", "best", "mean"] = "first"
-    max_tree_tokens: Count = 512
 
 
 class Reward(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 from statistics import fmean
 from typing import get_args
@@ -15,9 +16,8 @@ from typing import get_args
 from mempo import scoring
 from mempo.config import Config, MemReward
 from mempo.engines import Engine
-from mempo.packing import TokenTree
 from mempo.probe_rewards import memory_rewards, round_threshold
-from mempo.probes import memory_trees
+from mempo.probes import Asked, memory_tree
 from mempo.records import Sample, Trajectory, Turn, TurnScore
 from mempo.rounds import RoundRecords
 from mempo.standins import Facts, Key, Kind, Standin, memories, memory_turns, standins
@@ -109,21 +109,21 @@ def scored(
     Equal memories of a question are scored once; one that leaves no room in the window is left out.
     """
     fitting = []
-    asked: dict[str, list[list[int]]] = {}
+    asked: dict[str, list[Asked]] = {}
     segments: dict[str, dict[tuple[int, ...], None]] = {}  # in order, each once
     for standin in made:
         name, ids = standin.key[0], standin.memory.token_ids
-        asked[name] = [probe.token_ids for probe in scores[standin.key].probes]
-        if len(first_prompts[name]) + len(ids) + max(map(len, asked[name])) <= engine.window:
+        asked[name] = [(probe.token_ids, len(probe.starts)) for probe in scores[standin.key].probes]
+        if len(first_prompts[name]) + len(ids) + max(len(probe) for probe, _ in asked[name]) <= engine.window:
             fitting.append(standin)
             segments.setdefault(name, {})[tuple(ids)] = None
-    trees: list[TokenTree] = []
-    for name, some in segments.items():
-        branches = [[segment] for segment in some]
-        trees += memory_trees(first_prompts[name], branches, asked[name], config.scoring.max_tree_tokens)
+    trees = [
+        memory_tree(first_prompts[name], [[segment] for segment in some], asked[name])
+        for name, some in segments.items()
+    ]
     flat = (value for values in engine.logprobs(trees, mode=config.scoring.mode) for value in values)
     logprobs = {
-        (name, segment): [[next(flat) for _ in probe] for probe in asked[name]]
+        (name, segment): [list(islice(flat, targets)) for _, targets in asked[name]]
         for name, some in segments.items()
         for segment in some
     }

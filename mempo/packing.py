@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
-
-PAYS = 0.6  # a path of a smaller share of the tokens saves less than a second call of the model costs
 
 
 @dataclass(slots=True)
@@ -63,45 +61,62 @@ class TokenTree:
             index = self.parents[index]
         return path[::-1]
 
+    def read(self) -> list[int]:
+        """Indices of the tokens that a model has to read: each comes before some target."""
+        wanted = {self.parents[target] for target in self.targets}
+        for index in reversed(range(len(self))):
+            if index in wanted:
+                wanted.add(self.parents[index])
+        return sorted(wanted - {-1})
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tree in two parts: ``trunk``, its deepest path where that ``PAYS``, and ``rest``, all others in their order."""
+    """A tree as a model reads it in two calls: ``trunk``, its deepest path, then ``rows`` of the branches off it.
+
+    A row holds whole branches and is no longer than the trunk where it holds more than one: its tokens compare
+    themselves with the trunk and with each other, and the second should not cost more than the first. Tokens after
+    which no target stands are in neither.
+    """
 
     trunk: np.ndarray
-    rest: np.ndarray
+    rows: tuple[np.ndarray, ...]
     depths: np.ndarray
     parents: np.ndarray
 
     @classmethod
     def of(cls, tree: TokenTree) -> Layout:
+        """Raises ``ValueError`` for a tree without targets: nothing of it is read."""
+        read = tree.read()
         depths = np.asarray(tree.positions(), dtype=np.int64)
-        path = tree.path(int(depths.argmax())) if len(tree) else []
-        trunk = np.asarray(path if len(path) > PAYS * len(tree) else [], dtype=np.int64)
-        rest = np.setdiff1d(np.arange(len(tree)), trunk, assume_unique=True)
-        return cls(trunk, rest, depths, np.asarray(tree.parents, dtype=np.int64))
+        trunk = tree.path(max(read, key=depths.__getitem__))
+        on_trunk, branch = set(trunk), dict[int, int]()
+        for index in read:
+            if index not in on_trunk:
+                branch[index] = branch.get(tree.parents[index], index)
+        rows: list[list[int]] = []
+        for _, tokens in groupby(sorted(branch, key=branch.__getitem__), key=branch.__getitem__):
+            some = list(tokens)
+            if not rows or len(rows[-1]) + len(some) > len(trunk):
+                rows.append([])
+            rows[-1] += some
+        return cls(np.asarray(trunk), tuple(map(np.asarray, rows)), depths, np.asarray(tree.parents))
 
-    def columns(self, width: int) -> np.ndarray:
-        """Where each token lies [T], once the trunk is padded to ``width`` and the rest follows."""
-        found = np.empty(len(self.depths), dtype=np.int64)
-        found[self.trunk] = np.arange(len(self.trunk))
-        found[self.rest] = width + np.arange(len(self.rest))
-        return found
-
-    def visible(self, width: int) -> np.ndarray:
-        """[R, width + R] bool for the R tokens of ``rest``: true where the column is the row itself or an ancestor."""
-        columns, rest = self.columns(width), self.rest
-        mask = np.zeros((len(rest), width + len(rest)), dtype=bool)
-        starts = np.flatnonzero(self.parents[rest] != np.concatenate(([-2], rest[:-1])))
-        for start, end in pairwise([*starts, len(rest)]):
-            parent = self.parents[rest[start]]
-            if parent >= 0 and columns[parent] < width:
-                mask[start:end, : self.depths[parent] + 1] = True
+    def visible(self, row: np.ndarray, width: int) -> np.ndarray:
+        """[R, width + R] bool for a row after a trunk padded to ``width``: true where the column is its token's own or
+        an ancestor's."""
+        parents, place = self.parents[row], {token: column for column, token in enumerate(row)}
+        mask = np.zeros((len(row), width + len(row)), dtype=bool)
+        starts = np.flatnonzero(parents != np.concatenate(([-2], row[:-1])))
+        for start, end in pairwise([*starts, len(row)]):
+            parent = parents[start]
+            if parent in place:
+                mask[start:end] = mask[place[parent]]
             elif parent >= 0:
-                mask[start:end] = mask[columns[parent] - width]
+                mask[start:end, : self.depths[parent] + 1] = True
             mask[start:end, width + start : width + end] = np.tri(end - start, dtype=bool)
         return mask
 

@@ -48,7 +48,7 @@ def memory_rewards(
 def probe_mask(probe: ProbeScore, options: MemReward) -> list[int]:
     """1 for the answer's tokens [A], by ``mem_reward.answer_tokens`` and ``separators``."""
     if options.answer_tokens == "last_four":
-        return mem_reward.last_four_mask(len(probe.token_ids), probe.core_tokens)
+        return mem_reward.last_four_mask(len(probe.starts), probe.core_tokens)
     return mem_reward.answer_mask(probe.starts, probe.ends, probe.gold_spans, separators=options.separators)
 
 

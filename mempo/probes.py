@@ -11,6 +11,7 @@ from mempo.packing import TokenTree
 from mempo.prompts import PROBE_HEAD, PROBE_TAIL, encode_frame, encode_text
 from mempo.records import Question, Turn
 
+Asked = tuple[Sequence[int], int]  # a probe's tokens, and how many of the last are targets
 MAX_PROBES = 8  # wordings of one answer: each costs its tokens again in every context
 
 
@@ -19,6 +20,7 @@ class Probe:
     """The gold answer of one question as a final turn would give it: A tokens, and their character offsets in ``text``.
 
     ``gold_spans`` are the characters of each objective's answer; ``core_tokens`` counts the gold text encoded alone.
+    ``scored`` of the last tokens are targets: what stands before them belongs to the answer by no rule.
     """
 
     text: str
@@ -26,6 +28,7 @@ class Probe:
     offsets: list[tuple[int, int]]
     gold_spans: list[tuple[int, int]]
     core_tokens: int
+    scored: int
 
 
 def wordings(question: Question, aliases: str) -> list[Question]:
@@ -54,7 +57,11 @@ def make_probe(tokenizer: Any, question: Question) -> Probe:
     decoded, offsets = tags.token_offsets(tokenizer, ids)
     if decoded != text:
         raise ValueError(f"question {question.question_id!r}: the tokenizer turns {text!r} into {decoded!r}")
-    return Probe(text, ids, offsets, mem_reward.gold_spans(question.golden_answers, len(PROBE_HEAD)), len(core))
+    spans = mem_reward.gold_spans(question.golden_answers, len(PROBE_HEAD))
+    starts, ends = zip(*offsets, strict=True)
+    masks = mem_reward.answer_mask(starts, ends, spans), mem_reward.last_four_mask(len(ids), len(core))
+    first = min((mask.index(1) for mask in masks if any(mask)), default=0)
+    return Probe(text, ids, offsets, spans, len(core), len(ids) - first)
 
 
 def segment_ids(tokenizer: Any, turn: Turn, number: int) -> list[int]:
@@ -79,9 +86,7 @@ def segment_ids(tokenizer: Any, turn: Turn, number: int) -> list[int]:
     return ids
 
 
-def full_tree(
-    turns: Sequence[Turn], scored: Sequence[int], probes: Sequence[Sequence[int]], baseline: str
-) -> TokenTree:
+def full_tree(turns: Sequence[Turn], scored: Sequence[int], probes: Sequence[Asked], baseline: str) -> TokenTree:
     """One trajectory: its history once as the trunk, a copy of each probe before the generation of each scored turn.
 
     ``history``: the probes follow every token before the turn, the turn's own output left out. ``seen``: they follow
@@ -98,33 +103,29 @@ def full_tree(
             done, branch = index, trunk
         else:
             branch = tree.add(turns[index].prompt_ids[len(first) :], parent=root)
-        for probe in probes:
-            tree.add(probe, parent=branch, target=True)
+        _ask(tree, branch, probes)
     return tree
 
 
-def memory_trees(
-    first_prompt: Sequence[int],
-    branches: Sequence[Sequence[Sequence[int]]],
-    probes: Sequence[Sequence[int]],
-    max_tokens: int,
-) -> list[TokenTree]:
-    """One question: its first prompt as the trunk, a branch for each memory.
+def memory_tree(
+    first_prompt: Sequence[int], branches: Sequence[Sequence[Sequence[int]]], probes: Sequence[Asked]
+) -> TokenTree:
+    """One question: its first prompt once, a branch for each memory.
 
     A branch is a segment and the observations that look-ahead lets follow it; after each of these pieces stands a copy
-    of each probe. The next tree begins where a branch would pass ``max_tokens``; every tree holds at least one branch.
-    Targets: branch by branch, piece by piece, probe by probe.
+    of each probe. Targets: branch by branch, piece by piece, probe by probe.
     """
-    trees: list[TokenTree] = []
-    asked = sum(map(len, probes))
+    tree = TokenTree()
+    root = tree.add(first_prompt)
     for pieces in branches:
-        size = sum(map(len, pieces)) + len(pieces) * asked
-        if not trees or len(trees[-1]) + size > max_tokens:
-            trees.append(TokenTree())
-            trees[-1].add(first_prompt)
-        end = len(first_prompt) - 1
+        end = root
         for piece in pieces:
-            end = trees[-1].add(piece, parent=end)
-            for probe in probes:
-                trees[-1].add(probe, parent=end, target=True)
-    return trees
+            end = tree.add(piece, parent=end)
+            _ask(tree, end, probes)
+    return tree
+
+
+def _ask(tree: TokenTree, parent: int, probes: Sequence[Asked]) -> None:
+    for token_ids, scored in probes:
+        frame = len(token_ids) - scored
+        tree.add(token_ids[frame:], parent=tree.add(token_ids[:frame], parent=parent), target=True)

@@ -90,10 +90,11 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """One way to write the gold answer as a final turn: A probe tokens and their log-probabilities in every context.
+    """One way to write the gold answer as a final turn, and log-probabilities of its last A tokens in every context.
 
-    ``starts``/``ends`` [A] are character offsets of the tokens in ``text``, ``gold_spans`` those of the objectives'
-    answers; ``core_tokens`` is the length of the gold text encoded by itself, with which the published mask counts.
+    The first of the A is the first that some rule counts to the answer; what stands before is a frame. ``starts`` and
+    ``ends`` [A] are their character offsets in ``text``, ``gold_spans`` those of the objectives' answers;
+    ``core_tokens`` is the length of the gold text encoded by itself, with which the published mask counts.
     ``ahead_logprobs`` [k][A] follow the memory and the next 1..k observations (look-ahead), fewer at a trajectory's
     end; ``actor_logprobs`` [A] are the policy's own after the full history where ``full_logprobs`` are the reference's.
     """
@@ -112,14 +113,13 @@ class ProbeScore:
     def __post_init__(self) -> None:
         _same_length(
             self,
-            len(self.token_ids),
-            starts=self.starts,
+            len(self.starts),
             ends=self.ends,
             full_logprobs=self.full_logprobs,
             mem_logprobs=self.mem_logprobs,
         )
         for values in self.ahead_logprobs:
-            _same_length(self, len(self.token_ids), ahead_logprobs=values)
+            _same_length(self, len(self.starts), ahead_logprobs=values)
 
 
 @dataclass(frozen=True, slots=True)

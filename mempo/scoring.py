@@ -14,7 +14,7 @@ from itertools import groupby, islice
 from mempo.config import Config
 from mempo.engines import Engine, Scorer
 from mempo.packing import TokenTree, chain
-from mempo.probes import Probe, full_tree, make_probe, memory_trees, segment_ids, wordings
+from mempo.probes import Probe, full_tree, make_probe, memory_tree, segment_ids, wordings
 from mempo.records import NoScore, ProbeScore, Question, Trajectory, Turn, TurnScore
 
 
@@ -125,9 +125,9 @@ def _probe_scores(
     full_trees: list[TokenTree] = []
     mem_trees: list[TokenTree] = []
     for name, of_question in groupby(scored, key=lambda plan: plan.trajectory.question_id):
-        plans, asked = list(of_question), [probe.token_ids for probe in probes[name]]
+        plans, asked = list(of_question), [(probe.token_ids, probe.scored) for probe in probes[name]]
         first_prompt = plans[0].trajectory.turns[0].prompt_ids
-        mem_trees += memory_trees(first_prompt, [p.pieces for p in plans], asked, config.scoring.max_tree_tokens)
+        mem_trees.append(memory_tree(first_prompt, [p.pieces for p in plans], asked))
         for _, of_trajectory in groupby(plans, key=lambda plan: plan.trajectory.key):
             some = list(of_trajectory)
             turns, indices = some[0].trajectory.turns, [plan.index for plan in some]
@@ -138,7 +138,7 @@ def _probe_scores(
     mem = _values(engine.logprobs(mem_trees, mode=config.scoring.mode))
     for plan in scored:
         asked_here = probes[plan.trajectory.question_id]
-        sizes = [len(probe.token_ids) for probe in asked_here]
+        sizes = [probe.scored for probe in asked_here]
         whole = [list(islice(full, size)) for size in sizes]
         own = [list(islice(actor, size)) for size in sizes]
         pieces = [[list(islice(mem, size)) for size in sizes] for _ in plan.pieces]
@@ -156,8 +156,8 @@ def _probe_score(probe: Probe, full: list[float], pieces: list[list[float]], act
         text=probe.text,
         gold_spans=probe.gold_spans,
         token_ids=probe.token_ids,
-        starts=[start for start, _ in probe.offsets],
-        ends=[end for _, end in probe.offsets],
+        starts=[start for start, _ in probe.offsets[-probe.scored :]],
+        ends=[end for _, end in probe.offsets[-probe.scored :]],
         core_tokens=probe.core_tokens,
         full_logprobs=full,
         mem_logprobs=pieces[0],

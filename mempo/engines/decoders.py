@@ -33,13 +33,17 @@ class Cache:
         values[:, :, self.length : end] = value
         return keys[:, :, :end], values[:, :, :end]
 
-    def spread(self, rows: Tensor, capacity: int) -> None:
-        """Line b becomes what line ``rows[b]`` was, with room for ``capacity`` columns."""
-        self.capacity = capacity
-        self.layers = [(self._spread(keys, rows), self._spread(values, rows)) for keys, values in self.layers]
+    def spread(self, rows: Tensor, capacity: int) -> Cache:
+        """Another one: its line b is line ``rows[b]`` of this, with room for ``capacity`` columns."""
+        made = Cache(capacity)
+        made.length = self.length
+        made.layers = [
+            (self._wider(keys, rows, capacity), self._wider(values, rows, capacity)) for keys, values in self.layers
+        ]
+        return made
 
-    def _spread(self, states: Tensor, rows: Tensor) -> Tensor:
-        wider = _roomy(states, len(rows), self.capacity)
+    def _wider(self, states: Tensor, rows: Tensor, capacity: int) -> Tensor:
+        wider = _roomy(states, len(rows), capacity)
         wider[:, :, : self.length] = states[:, :, : self.length][rows]
         return wider
 
@@ -80,7 +84,7 @@ class PlainDecoder:
             self._read(starts)
         capacity = width + max(map(len, rests)) + max_tokens
         rows = torch.tensor(group_of, device=device)
-        self.cache.spread(rows, capacity)
+        self.cache = self.cache.spread(rows, capacity)
         self.positions = self.positions[rows]
         room = self.blocked.new_zeros(len(rows), capacity - width)
         self.blocked = torch.cat([self.blocked[rows], room], -1)
@@ -94,7 +98,7 @@ class PlainDecoder:
         return self.head(hidden[:, 0])  # type: ignore[no-any-return]
 
     def keep(self, rows: Tensor) -> None:
-        self.cache.spread(rows, self.cache.capacity)
+        self.cache = self.cache.spread(rows, self.cache.capacity)
         self.positions, self.blocked = self.positions[rows], self.blocked[rows]
 
     def _read(self, parts: Sequence[list[int]]) -> Tensor:

@@ -1,8 +1,8 @@
 """Log-probabilities of the target tokens of token trees, in two layouts that must agree.
 
 ``packed``: every token of a tree once, attending to itself and its ancestors, its position its depth. The deepest path
-is read first, as an ordinary causal row, for which no mask is made and half the products are; then all other tokens, as
-one part of a row that attends to both. The tree of a history is nearly all path.
+is read first, as an ordinary causal row, for which no mask is made and half the products are; then its branches, rows
+that attend to the path's keys (``packing.Layout``).
 ``padded``: every run of targets is written out alone with all its ancestors, as an ordinary left-padded row. It asks
 nothing special of a model, costs the shared prefixes again for every run, and is the oracle of the packed layout.
 """
@@ -10,7 +10,7 @@ nothing special of a model, costs the shared prefixes again for every run, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,22 +25,16 @@ MAX_LOGITS = 2**22
 
 
 def packed_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) -> list[list[float]]:
-    """One or two forwards for each batch of trees; only the tokens before targets go through the vocabulary head."""
+    """Trunks of a batch of trees in one forward, branches in others; what a target follows meets the head."""
     results: list[list[float]] = [[] for _ in trees]
-    layouts = [Layout.of(tree) for tree in trees]
-    lengths = [len(tree) for tree in trees]
-    # Alike ones together: a batch pads trunks and rests apart.
-    kinds: dict[tuple[bool, bool], list[int]] = {}
-    for index, one in enumerate(layouts):
-        if trees[index].targets:
-            kinds.setdefault((bool(len(one.trunk)), bool(len(one.rest))), []).append(index)
-    for batch in chain.from_iterable(_batches(kind, lengths, _few_tokens) for kind in kinds.values()):
+    layouts = {index: Layout.of(tree) for index, tree in enumerate(trees) if tree.targets}
+    lengths = [len(layouts[index].trunk) if index in layouts else 0 for index in range(len(trees))]
+    for batch in _batches(list(layouts), lengths, _few_tokens):
         chosen = [trees[index] for index in batch]
-        hidden, columns = _hidden(model, chosen, [layouts[index] for index in batch])
-        rows = [row for row, tree in enumerate(chosen) for _ in tree.targets]
-        before = [columns[row][tree.parents[target]] for row, tree in enumerate(chosen) for target in tree.targets]
+        hidden, places = _hidden(model, chosen, [layouts[index] for index in batch])
+        before = [places[row][tree.parents[target]] for row, tree in enumerate(chosen) for target in tree.targets]
         wanted = [tree.token_ids[target] for tree in chosen for target in tree.targets]
-        values = head_logprobs(model.get_output_embeddings(), hidden[rows, before], wanted, temperature)
+        values = head_logprobs(model.get_output_embeddings(), hidden[before], wanted, temperature)
         position = 0
         for index in batch:
             results[index] = values[position : position + len(trees[index].targets)]
@@ -49,40 +43,60 @@ def packed_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) 
 
 
 def _hidden(model: Any, trees: Sequence[TokenTree], layouts: Sequence[Layout]) -> tuple[Tensor, list[np.ndarray]]:
-    """Last hidden states [B, W + R, D] of B trees, trunks padded to W and rests to R, and each token's column.
+    """Last hidden states [N, D] of all that is read of B trees, and for each tree which of them its tokens have."""
+    width = max(len(one.trunk) for one in layouts)
+    rows = [(owner, row) for owner, one in enumerate(layouts) for row in one.rows]
+    places = [np.zeros(len(tree), dtype=np.int64) for tree in trees]
+    token_ids = torch.zeros(len(trees), width, dtype=torch.long)
+    for owner, one in enumerate(layouts):
+        token_ids[owner, : len(one.trunk)] = torch.tensor([trees[owner].token_ids[index] for index in one.trunk])
+        places[owner][one.trunk] = owner * width + np.arange(len(one.trunk))
+    cache = Cache(width) if rows else None
+    states = model.base_model(
+        token_ids.to(model.device), past_key_values=cache, use_cache=cache is not None
+    ).last_hidden_state.flatten(0, 1)
+    parts = [states]
+    if cache is not None:
+        cache.length = width
+        for some in _batches(list(range(len(rows))), [len(row) for _, row in rows], partial(_few_keys, width)):
+            chosen = [rows[index] for index in some]
+            start, more = sum(map(len, parts)), len(chosen[0][1])
+            for line, (owner, row) in enumerate(chosen):
+                places[owner][row] = start + line * more + np.arange(len(row))
+            parts.append(_branches(model, trees, layouts, chosen, cache))
+    return torch.cat(parts), places
 
-    What pads a trunk or a rest stands on its right: no trunk sees it, and no line of a rest's mask names it.
+
+def _branches(
+    model: Any,
+    trees: Sequence[TokenTree],
+    layouts: Sequence[Layout],
+    rows: Sequence[tuple[int, np.ndarray]],
+    trunks: Cache,
+) -> Tensor:
+    """Hidden states [n R, D] of rows (tree, its tokens), the longest first, each after the trunk of its tree.
+
+    What pads a trunk or a row stands on its right, and no line of the mask names it.
     """
-    width, more = max(len(one.trunk) for one in layouts), max(len(one.rest) for one in layouts)
-    columns = [one.columns(width) for one in layouts]
-    token_ids = torch.zeros(len(trees), width + more, dtype=torch.long)
-    for row, tree in enumerate(trees):
-        token_ids[row, columns[row]] = torch.tensor(tree.token_ids)
-    token_ids = token_ids.to(model.device)
-    if not more:
-        return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state, columns
-    visible = torch.zeros(len(trees), more, width + more, dtype=torch.bool)
+    width, more = trunks.length, len(rows[0][1])
+    token_ids, positions = (torch.zeros(len(rows), more, dtype=torch.long) for _ in range(2))
+    visible = torch.zeros(len(rows), more, width + more, dtype=torch.bool)
     visible[:, range(more), range(width, width + more)] = True  # a token with nothing to see would be NaN
-    positions = torch.zeros(len(trees), more, dtype=torch.long)
-    for row, one in enumerate(layouts):
-        visible[row, : len(one.rest), : width + len(one.rest)] = torch.from_numpy(one.visible(width))
-        positions[row, : len(one.rest)] = torch.from_numpy(one.depths[one.rest])
+    for line, (owner, row) in enumerate(rows):
+        token_ids[line, : len(row)] = torch.tensor([trees[owner].token_ids[index] for index in row])
+        positions[line, : len(row)] = torch.from_numpy(layouts[owner].depths[row])
+        visible[line, : len(row), : width + len(row)] = torch.from_numpy(layouts[owner].visible(row, width))
     mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
     mask.masked_fill_(~visible.to(model.device), float("-inf"))
-    parts, cache = [], Cache(width + more)
-    if width:
-        parts.append(model.base_model(token_ids[:, :width], past_key_values=cache, use_cache=True).last_hidden_state)
-        cache.length = width
-    parts.append(
-        model.base_model(
-            token_ids[:, width:],
-            attention_mask=mask[:, None],
-            position_ids=positions.to(model.device),
-            past_key_values=cache if width else None,
-            use_cache=bool(width),
-        ).last_hidden_state
-    )
-    return torch.cat(parts, 1), columns
+    owners = torch.tensor([owner for owner, _ in rows], device=model.device)
+    states: Tensor = model.base_model(
+        token_ids.to(model.device),
+        attention_mask=mask[:, None],
+        position_ids=positions.to(model.device),
+        past_key_values=trunks.spread(owners, width + more),
+        use_cache=True,
+    ).last_hidden_state
+    return states.flatten(0, 1)
 
 
 def padded_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) -> list[list[float]]:
@@ -155,6 +169,11 @@ def _target_runs(tree: TokenTree) -> Iterator[list[int]]:
 
 def _few_tokens(rows: int, width: int) -> bool:
     return rows * width <= MAX_BATCH_TOKENS
+
+
+def _few_keys(trunk: int, rows: int, width: int) -> bool:
+    """Rows of branches hold a copy of their trunk's keys."""
+    return rows * (trunk + width) <= 2 * MAX_BATCH_TOKENS
 
 
 def _batches(indices: list[int], lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[int]]:

@@ -156,7 +156,7 @@ def test_every_memory_is_scored_in_its_own_context(
         segment = [] if row.kind == "none" else encode_frame(tiny_tokenizer, f"<mem>{row.memory}</mem>")
         values = []
         for probe in of.probes:
-            logprobs = alone(engine, [*first_prompt, *segment], probe.token_ids)
+            logprobs = alone(engine, [*first_prompt, *segment], probe.token_ids)[-len(probe.starts) :]
             gold = probe.gold_spans[0][0], probe.gold_spans[-1][1]
             kept = [
                 p for p, s, e in zip(logprobs, probe.starts, probe.ends, strict=True) if s < gold[1] and e > gold[0]

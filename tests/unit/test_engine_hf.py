@@ -19,7 +19,7 @@ from mempo.engines.decoders import PaddedDecoder, PlainDecoder
 from mempo.engines.decoding import sample
 from mempo.engines.hf import HFEngine
 from mempo.engines.prefixes import _segments, shared_starts
-from mempo.packing import PAYS, Layout, TokenTree, chain
+from mempo.packing import Layout, TokenTree, chain
 from mempo.runtime import Runtime
 from tests.tiny import make_tokenizer
 
@@ -62,37 +62,59 @@ def ids(rng: random.Random, length: int) -> list[int]:
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(-1, 30), min_size=1, max_size=30), st.integers(0, 3))
-def test_a_token_sees_its_path_to_the_root(parents: list[int], padding: int) -> None:
+@given(st.lists(st.integers(-1, 30), min_size=1, max_size=30), st.integers(0, 3), st.data())
+def test_a_token_sees_its_path_to_the_root(parents: list[int], padding: int, data: st.DataObject) -> None:
     tree = TokenTree()
     for index, parent in enumerate(parents):
         tree.add([index], parent=min(parent, index - 1))
+    later = [index for index, parent in enumerate(tree.parents) if parent >= 0]
+    tree.targets = data.draw(st.lists(st.sampled_from(later), min_size=1, unique=True)) if later else []
+    if not tree.targets:
+        return
     layout = Layout.of(tree)
+    read = {index for target in tree.targets for index in tree.path(tree.parents[target])}
+    assert sorted([*layout.trunk, *(index for row in layout.rows for index in row)]) == sorted(read)
+    assert layout.trunk.tolist() == tree.path(layout.trunk[-1]), "a causal row"
+    assert len(layout.trunk) == max(len(tree.path(index)) for index in read)
     width = len(layout.trunk) + padding
-    columns = layout.columns(width)
-    assert sorted([*layout.trunk, *layout.rest]) == list(range(len(tree)))
-    assert layout.depths.tolist() == tree.positions()
-    if len(layout.trunk):
-        assert layout.trunk.tolist() == tree.path(layout.trunk[-1]), "a causal row"
-    assert len(layout.trunk) == (depth if (depth := max(tree.positions()) + 1) > PAYS * len(tree) else 0)
-    for row, index in zip(layout.visible(width), layout.rest, strict=True):
-        assert set(np.flatnonzero(row)) == {columns[seen] for seen in tree.path(index)}
+    for row in layout.rows:
+        roots = {next(index for index in tree.path(token) if index not in layout.trunk) for token in row}
+        assert len(row) <= len(layout.trunk) or len(roots) == 1
+        columns = {token: place for place, token in enumerate(layout.trunk)}
+        columns |= {token: width + place for place, token in enumerate(row)}
+        for line, token in zip(layout.visible(row, width), row, strict=True):
+            assert set(np.flatnonzero(line)) == {columns[seen] for seen in tree.path(token)}
 
 
 def test_the_layout_of_a_tree_by_hand() -> None:
     tree = TokenTree()
     root = tree.add([1, 2])  # tokens 0, 1
     tree.add([3], parent=root)  # token 2
-    tree.add([4, 5, 6, 7], parent=root)  # tokens 3 to 6: the deepest path ends here
-    tree.add([8], parent=2)  # token 7
-    tree.add([9])  # token 8: a second root
+    tree.add([4, 5, 6, 7], parent=root)  # tokens 3 to 6
+    tree.add([8, 8], parent=2, target=True)  # tokens 7, 8: nothing reads the second
+    tree.add([9, 9], target=True)  # tokens 9, 10: a second root
+    tree.targets = [6, 8, 10]  # the deepest path that is read ends at token 5
     layout = Layout.of(tree)
-    assert (layout.trunk.tolist(), layout.rest.tolist()) == ([0, 1, 3, 4, 5, 6], [2, 7, 8])
-    assert layout.visible(7).astype(int).tolist() == [
-        [1, 1, 0, 0, 0, 0, 0, 1, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 1, 1, 0],
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    assert (layout.trunk.tolist(), [row.tolist() for row in layout.rows]) == ([0, 1, 3, 4, 5], [[2, 7, 9]])
+    assert layout.visible(layout.rows[0], 6).astype(int).tolist() == [
+        [1, 1, 0, 0, 0, 0, 1, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 1],
     ]
+
+
+def test_a_row_of_branches_is_no_longer_than_the_trunk() -> None:
+    tree = TokenTree()
+    root = tree.add([1, 2, 3])
+    for length in (2, 3, 2, 6, 2):  # of which the last token is never read: 1, 2, 1, 5, 1
+        tree.add(range(length), parent=root, target=True)
+    layout = Layout.of(tree)
+    assert len(layout.trunk) == 8 and [len(row) for row in layout.rows] == [5]
+    tree = TokenTree()
+    root = tree.add([1, 2, 3])
+    for _ in range(4):
+        tree.add([5, 6, 7], parent=root, target=True)
+    assert [len(row) for row in Layout.of(tree).rows] == [4, 2], "a trunk of five, branches of two"
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8))
@@ -173,7 +195,7 @@ def test_a_model_in_training_that_recomputes_layers_is_scored_alike(tiny_policy:
     branch = tree.add(ids(random.Random(0), 60))
     for seed in range(2):
         tree.add(ids(random.Random(seed), 5), parent=branch, target=True)
-    assert len(Layout.of(tree).trunk) and len(Layout.of(tree).rest)
+    assert Layout.of(tree).rows, "its keys are kept between two forwards"
     model = loader.load_model(tiny_policy, Runtime())
     scorer = HFEngine.of(model, loader.load_tokenizer(tiny_policy))
     wanted = scorer.logprobs([tree])

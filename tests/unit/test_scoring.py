@@ -16,7 +16,7 @@ from mempo import mem_reward, probes, prompts, rounds, tags
 from mempo.config import Advantage, Config, LossConfig, Rollout, Scoring
 from mempo.engines.hf import HFEngine
 from mempo.packing import TokenTree
-from mempo.records import Question, Trajectory, Turn, TurnScore
+from mempo.records import ProbeScore, Question, Trajectory, Turn, TurnScore
 from mempo.runtime import Runtime
 from mempo.scoring import score
 from mempo.storage import write_json
@@ -85,6 +85,11 @@ def alone(engine: HFEngine, context: list[int], continuation: list[int], tempera
     return [float(logprobs[len(context) - 1 + i, token]) for i, token in enumerate(continuation)]
 
 
+def after(engine: HFEngine, context: list[int], probe: ProbeScore) -> list[float]:
+    """The whole probe after ``context``; of its log-probs the last, which are scored."""
+    return alone(engine, context, probe.token_ids)[-len(probe.starts) :]
+
+
 def contexts(trajectory: Trajectory, number: int) -> tuple[list[int], list[int]]:
     """The full context of turn ``number`` and the memory context, where tags are tokens of their own."""
     first = trajectory.turns[0].prompt_ids
@@ -101,11 +106,10 @@ def by_key(scores: Sequence[TurnScore]) -> dict[tuple[str, int, int], TurnScore]
 
 
 @pytest.mark.parametrize("mode", ["packed", "padded"])
-@pytest.mark.parametrize("max_tree_tokens", [1, 4096])
 def test_probes_equal_each_context_written_out_alone(
-    engine: HFEngine, trajectories: list[Trajectory], mode: Any, max_tree_tokens: int
+    engine: HFEngine, trajectories: list[Trajectory], mode: Any
 ) -> None:
-    options = config(scoring=Scoring(mode=mode, max_tree_tokens=max_tree_tokens))
+    options = config(scoring=Scoring(mode=mode))
     scores = score(engine, trajectories, QUESTIONS, options)
     assert [(s.question_id, s.sample_index, s.turn) for s in scores] == [
         (t.question_id, t.sample_index, number) for t in trajectories for number in range(1, len(t.turns) + 1)
@@ -120,8 +124,8 @@ def test_probes_equal_each_context_written_out_alone(
                 continue
             full, memory = contexts(trajectory, number)
             assert one.reason is None and one.policy_version == 0 and one.scorer == "actor@0"
-            assert one.probes[0].full_logprobs == pytest.approx(alone(engine, full, one.probes[0].token_ids), abs=1e-4)
-            assert one.probes[0].mem_logprobs == pytest.approx(alone(engine, memory, one.probes[0].token_ids), abs=1e-4)
+            assert one.probes[0].full_logprobs == pytest.approx(after(engine, full, one.probes[0]), abs=1e-4)
+            assert one.probes[0].mem_logprobs == pytest.approx(after(engine, memory, one.probes[0]), abs=1e-4)
             assert one.context_tokens == len(full)
             assert one.mem_tokens == len(memory) - len(trajectory.turns[0].prompt_ids)
 
@@ -149,7 +153,7 @@ def test_baseline_seen_stands_after_the_prompt_of_the_turn(engine: HFEngine, tra
             for number, turn in enumerate(trajectory.turns, start=1):
                 one = seen[trajectory.question_id, trajectory.sample_index, number]
                 if one.reason is None:
-                    expected = alone(engine, turn.prompt_ids, one.probes[0].token_ids)
+                    expected = after(engine, turn.prompt_ids, one.probes[0])
                     assert one.probes[0].full_logprobs == pytest.approx(expected, abs=1e-4)
                     assert one.context_tokens == len(turn.prompt_ids)
         # In turn 2 both contexts are the same; in turn 3 the rule has dropped turn 1.
@@ -169,7 +173,7 @@ def test_results_do_not_depend_on_what_is_scored_together(engine: HFEngine, traj
                 assert theirs.mem_logprobs == pytest.approx(ours.mem_logprobs, abs=1e-5)
 
 
-def test_no_tree_crosses_a_question_and_trees_stay_small(
+def test_a_tree_a_trajectory_and_a_tree_of_memories_a_question(
     engine: HFEngine, trajectories: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[list[TokenTree]] = []
@@ -180,36 +184,32 @@ def test_no_tree_crosses_a_question_and_trees_stay_small(
         return run(trees, **options)
 
     monkeypatch.setattr(engine, "logprobs", recorded)
-    size = len(contexts(trajectories[0], 3)[1]) + 120
-    score(engine, trajectories, QUESTIONS, config(scoring=Scoring(max_tree_tokens=size)))
+    score(engine, trajectories, QUESTIONS, config())
     full, memory = passes
-    assert len(full) == 4  # one a trajectory
+    assert (len(full), len(memory)) == (4, 2)
     firsts = {tuple(t.turns[0].prompt_ids) for t in trajectories}
     for tree in memory:
         # all branches hang on the end of one first prompt
         roots = {parent for i, parent in enumerate(tree.parents) if parent != i - 1}
         assert {tuple(tree.token_ids[: root + 1]) for root in roots} <= firsts and len(roots) <= 1
-        assert len(tree) <= size
-    assert 2 < len(memory) < 8  # 8 segments of 2 questions
 
 
 @pytest.mark.parametrize("mode", ["packed", "padded"])
-@pytest.mark.parametrize("max_tree_tokens", [1, 4096])
 def test_look_ahead_reads_the_memory_and_the_observations_that_follow(
-    engine: HFEngine, trajectories: list[Trajectory], mode: Any, max_tree_tokens: int
+    engine: HFEngine, trajectories: list[Trajectory], mode: Any
 ) -> None:
     trajectory = trajectories[3]  # four turns: the second sees two more observations, the last none
-    options = config(scoring=Scoring(mode=mode, max_tree_tokens=max_tree_tokens, lookahead=2))
+    options = config(scoring=Scoring(mode=mode, lookahead=2))
     scores = score(engine, trajectories, QUESTIONS, options)
     found = by_key(scores)
     for number, ahead in ((2, 2), (3, 1), (4, 0)):
         (probe,) = found["japan", 0, number].probes
         _, memory = contexts(trajectory, number)
         assert len(probe.ahead_logprobs) == ahead
-        assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+        assert probe.mem_logprobs == pytest.approx(after(engine, memory, probe), abs=1e-4)
         for turn, logprobs in zip(trajectory.turns[number - 1 :], probe.ahead_logprobs, strict=False):
             memory = memory + turn.observation_ids
-            assert logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+            assert logprobs == pytest.approx(after(engine, memory, probe), abs=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["packed", "padded"])
@@ -227,10 +227,10 @@ def test_every_wording_of_the_answer_is_scored_once(
     ) == 2
     full, memory = contexts(trajectories[0], 2)
     for probe in probes_of:
-        assert probe.full_logprobs == pytest.approx(alone(engine, full, probe.token_ids), abs=1e-4)
-        assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
-        after = memory + trajectories[0].turns[1].observation_ids
-        assert probe.ahead_logprobs[0] == pytest.approx(alone(engine, after, probe.token_ids), abs=1e-4)
+        assert probe.full_logprobs == pytest.approx(after(engine, full, probe), abs=1e-4)
+        assert probe.mem_logprobs == pytest.approx(after(engine, memory, probe), abs=1e-4)
+        seen = memory + trajectories[0].turns[1].observation_ids
+        assert probe.ahead_logprobs[0] == pytest.approx(after(engine, seen, probe), abs=1e-4)
     assert len(found["japan", 0, 2].probes) == 1
     assert len(by_key(score(engine, trajectories, asked, config()))["france", 0, 2].probes) == 1
 
@@ -247,9 +247,9 @@ def test_p_full_of_a_frozen_reference_and_its_drift(
     full, memory = contexts(trajectories[0], 3)
     (probe,) = one.probes
     assert one.scorer == "reference" and not any(one.ref_logprobs)  # no KL term, no reference on the response
-    assert probe.full_logprobs == pytest.approx(alone(reference, full, probe.token_ids), abs=1e-4)
-    assert probe.actor_logprobs == pytest.approx(alone(engine, full, probe.token_ids), abs=1e-4)
-    assert probe.mem_logprobs == pytest.approx(alone(engine, memory, probe.token_ids), abs=1e-4)
+    assert probe.full_logprobs == pytest.approx(after(reference, full, probe), abs=1e-4)
+    assert probe.actor_logprobs == pytest.approx(after(engine, full, probe), abs=1e-4)
+    assert probe.mem_logprobs == pytest.approx(after(engine, memory, probe), abs=1e-4)
     # Of every first wording: the mean over the tokens of "Paris; Yen" or "Yen", the reference's minus the actor's.
     gaps = []
     for p in (s.probes[0] for s in scores if s.probes):
@@ -271,7 +271,7 @@ def test_a_context_past_the_window_gives_no_signal(
         small = HFEngine(make_policy(tmp_path / str(window), engine.tokenizer, window=window), RUNTIME)
         scores = score(small, [trajectory], QUESTIONS, config())
         assert [s.reason for s in scores] == ["first_turn", None, expected]
-        assert [len(p.full_logprobs) for p in scores[2].probes] == ([] if expected else [len(probe.token_ids)])
+        assert [len(p.full_logprobs) for p in scores[2].probes] == ([] if expected else [probe.scored])
 
 
 def test_without_a_memory_reward_no_probe_is_asked(engine: HFEngine, trajectories: list[Trajectory]) -> None:
@@ -337,6 +337,14 @@ def test_the_probe_is_the_text_and_its_offsets_find_the_gold(tiny_tokenizer: Any
     assert [probe.text[start:end] for start, end in probe.gold_spans] == golds
     assert len(probe.offsets) == len(probe.token_ids) and probe.offsets[-1][1] == len(probe.text)
     assert probe.core_tokens == len(prompts.encode_text(tiny_tokenizer, gold))
+    # What is scored begins where the first rule begins, and ends with the probe.
+    starts, ends = zip(*probe.offsets, strict=True)
+    rules = [
+        mem_reward.answer_mask(starts, ends, probe.gold_spans),
+        mem_reward.last_four_mask(len(starts), probe.core_tokens),
+    ]
+    frame = len(starts) - probe.scored
+    assert not any(any(rule[:frame]) for rule in rules) and any(rule[frame] for rule in rules)
     # Gold text makes no special token: the frame holds <think>, </think>, <answer>, </answer> once each.
     specials = [token for token in probe.token_ids if token in tiny_tokenizer.get_added_vocab().values()]
     assert tiny_tokenizer.convert_ids_to_tokens(specials) == ["<think>", "</think>", "<answer>", "</answer>"]
