@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks import rows
 
 NAMES = (
-    "scoring", "smollm2", "rollout", "update", "memory", "reward_share", "scaling", "startup", "vllm", "trl"
+    "scoring", "smollm2", "rollout", "update", "ranks", "memory", "reward_share", "scaling", "growth", "startup",
+    "vllm", "trl",
 )  # fmt: skip
 
 

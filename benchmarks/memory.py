@@ -7,7 +7,6 @@ step is told. All make one AdamW step of supervised loss over the same rows of e
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,8 +60,13 @@ def _measure(side: str, policy: Path) -> dict[str, float]:
         loss, tokens = stats["loss"], stats["num_tokens"]
     else:
         loss, tokens = _bare_step(trainer.model, drawn, learnt_alone=side == "learnt")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"bytes": peak - before, "loss": loss, "tokens": tokens}
+    return {"bytes": _peak() - before, "loss": loss, "tokens": tokens}
+
+
+def _peak() -> int:
+    """Bytes this program held at most; ``getrusage`` would count what its parent held when it was started."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _bare_step(model, drawn: list[Sample], *, learnt_alone: bool) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def run(folder: Path, full: bool) -> Iterator[Row]:
     with closing(open_trainer(policy, config.optim, config.loss, Runtime())) as trainer:
         for factor, sizes in FACTORS.items():
             wanted = [p for p in ("rollout", "score", "update") if full or (p, factor) in SHORT]
-            points = [_phases(engine, trainer, config, BASE | {factor: size}) for size in sizes if wanted]
+            points = [phases(engine, trainer, config, BASE | {factor: size}) for size in sizes if wanted]
             for phase in wanted:
                 seconds = side_by_side(*(point[phase] for point in points), repeats=2)
                 told = ", ".join(f"{s:.2f}" for s in seconds)
@@ -55,7 +55,8 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def _phases(engine: Engine, trainer: Trainer, config: Config, sizes: dict[str, int]) -> dict[str, Action]:
+def phases(engine: Engine, trainer: Trainer, config: Config, sizes: dict[str, int]) -> dict[str, Action]:
+    """Of a round of these sizes, see ``FACTORS``."""
     made, questions = trajectories(
         sizes["turns"], sizes["questions"], sizes["group size"], len(engine.tokenizer), question=sizes["context"]
     )

@@ -91,7 +91,7 @@ def decode(engine: Engine, made: Sequence[Trajectory]) -> None:
     decoded, wanted = 0, sum(len(turn.response_ids) for trajectory in made for turn in trajectory.turns)
     for index in range(len(made[0].turns)):
         decoded += asyncio.run(turn(index))
-    if decoded < 0.97 * wanted:
+    if decoded < 0.9 * wanted:
         raise AssertionError(f"{decoded} tokens were decoded, a round of this size has {wanted}")
 
 

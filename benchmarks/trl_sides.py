@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from benchmarks.synthetic import NARROW, SMOLLM2, random_policy
 from benchmarks.timing import timed
 from mempo.config import Config
-from mempo.engines import Sampling, open_engine
+from mempo.engines import Engine, Sampling, open_engine
 from mempo.engines.loader import load_model, load_tokenizer
 from mempo.records import Question, Trajectory, Turn
 from mempo.runtime import Runtime
@@ -39,18 +40,33 @@ CONFIG = Config.model_validate(
 Found = dict[str, Any]
 
 
-def _measure(size: str, folder: Path) -> tuple[Found, Found]:
+def main(measure: Callable[[str, Path], tuple[Found, Found]]) -> None:
+    """Write to ``found.json`` in the folder of the command line what was found of ours and of TRL."""
     torch.set_num_threads(1)
+    size, folder = sys.argv[1], Path(sys.argv[2])
+    (folder / "found.json").write_text(json.dumps(measure(size, folder)), encoding="utf-8")
+
+
+def ask(count: int) -> list[str]:
+    return [f"What is the capital of the country of the city number {i}?" for i in range(count)]
+
+
+def told(place: int) -> str:
+    """Every second answer of a group is right."""
+    return str(place % 2)
+
+
+def _measure(size: str, folder: Path) -> tuple[Found, Found]:
     sizes, questions, repeats = SIZES[size]
-    policy = random_policy(folder, sizes)
-    prompts = [f"What is the capital of the country of the city number {i}?" for i in range(questions)]
-    return _ours(policy, folder, prompts, repeats), _theirs(policy, folder, prompts, repeats)
+    policy, prompts = random_policy(folder, sizes), ask(questions)
+    ours = fastest(partial(_round, policy, folder / "next", prompts), repeats)
+    return ours, grpo(policy, folder, prompts, repeats, {"max_completion_length": NEW_TOKENS})
 
 
-def _ours(policy: Path, folder: Path, prompts: list[str], repeats: int) -> Found:
-    found = [timed(partial(_round, policy, folder / "next", prompts)) for _ in range(1 + repeats)]
-    (_, last), seconds = found[-1], min(seconds for seconds, _ in found[1:])
-    return last | {"seconds": seconds}
+def fastest(one_round: Callable[[], Found], repeats: int) -> Found:
+    """What a round found and the CPU-seconds of the fastest of ``repeats``, after one that does not count."""
+    found = [timed(one_round) for _ in range(1 + repeats)]
+    return found[-1][1] | {"seconds": min(seconds for seconds, _ in found[1:])}
 
 
 def _round(policy: Path, after: Path, prompts: list[str]) -> Found:
@@ -63,6 +79,23 @@ def _round(policy: Path, after: Path, prompts: list[str]) -> Found:
 
     answers = asyncio.run(together())
     made = [_trajectory(place, prompt, answer) for place, (prompt, answer) in enumerate(zip(ids, answers, strict=True))]
+    return learn(engine, policy, after, made, prompts)
+
+
+def _trajectory(place: int, prompt: list[int], answer: Any) -> Trajectory:
+    turn = Turn(
+        prompt, answer.token_ids, answer.logprobs, "", True, None, None, "answer", told(place), None, [],
+        answer.finish_reason,
+    )  # fmt: skip
+    return finished(place, [turn])
+
+
+def finished(place: int, turns: list[Turn]) -> Trajectory:
+    return Trajectory(f"q{place // GROUP_SIZE}", place % GROUP_SIZE, 0, turns, told(place), "answered")
+
+
+def learn(engine: Engine, policy: Path, after: Path, made: Sequence[Trajectory], prompts: Sequence[str]) -> Found:
+    """What comes after the rollout. ``held``: tokens of the trajectories; ``read``: of the samples made of them."""
     questions = {f"q{i}": Question(f"q{i}", prompt, [["1"]]) for i, prompt in enumerate(prompts)}
     scores = score(engine, made, questions, CONFIG)
     samples, _ = build(made, questions, scores, CONFIG, round_index=0)
@@ -70,25 +103,19 @@ def _round(policy: Path, after: Path, prompts: list[str]) -> Found:
     with closing(open_trainer(policy, CONFIG.optim, CONFIG.loss, Runtime())) as trainer:
         stats = update(trainer, samples, CONFIG, round_index=0)
         trainer.save(after, policy_version=1)
-    held = sum(len(sample.token_ids) for sample in samples)
-    return {"sampled": stats["num_tokens"], "held": held, "entropy": stats["entropy"]}
+    held = sum(len(last.prompt_ids) + len(last.response_ids) for last in (trajectory.turns[-1] for trajectory in made))
+    read = sum(len(sample.token_ids) for sample in samples)
+    return {"sampled": stats["num_tokens"], "held": held, "read": read, "entropy": stats["entropy"]}
 
 
-def _trajectory(place: int, prompt: list[int], answer: Any) -> Trajectory:
-    """Every second answer of a group is right."""
-    told = str(place % 2)
-    turn = Turn(
-        prompt, answer.token_ids, answer.logprobs, "", True, None, None, "answer", told, None, [], answer.finish_reason
-    )
-    return Trajectory(f"q{place // GROUP_SIZE}", place % GROUP_SIZE, 0, [turn], told, "answered")
-
-
-def _theirs(policy: Path, folder: Path, prompts: list[str], repeats: int) -> Found:
+def grpo(policy: Path, folder: Path, prompts: Sequence[Any], repeats: int, settings: Found, **given: Any) -> Found:
+    """The fastest of ``repeats`` steps of GRPOTrainer, which is ``given`` more, after one that does not count."""
     import trl
     from datasets import Dataset
     from transformers import TrainerCallback
 
     seconds: list[float] = []
+    written: list[int] = []  # tokens after the prompts, whoever wrote them
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -97,35 +124,36 @@ def _theirs(policy: Path, folder: Path, prompts: list[str], repeats: int) -> Fou
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds[-1] += time.process_time()
 
-    def reward(completions: list[Any], **_: Any) -> list[float]:
-        return [float(place % 2) for place in range(len(completions))]
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        written.append(sum(map(len, completion_ids)))
+        return [float(told(place)) for place in range(len(completion_ids))]
 
+    answers = len(prompts) * GROUP_SIZE
     config = trl.GRPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=len(prompts) * GROUP_SIZE,
-        num_generations=GROUP_SIZE, max_completion_length=NEW_TOKENS, max_steps=1 + repeats, temperature=1.0, top_k=0,
-        beta=0.0, learning_rate=RATE, lr_scheduler_type="constant", gradient_checkpointing=False, use_cpu=True,
-        bf16=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        output_dir=str(folder / "trl"), per_device_train_batch_size=answers, num_generations=GROUP_SIZE,
+        max_steps=1 + repeats, temperature=1.0, top_k=0, beta=0.0, learning_rate=RATE, lr_scheduler_type="constant",
+        gradient_checkpointing=False, use_cpu=True, bf16=False, report_to="none", save_strategy="no", logging_steps=1,
+        disable_tqdm=True, **settings,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
         model=load_model(policy, Runtime()),
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=load_tokenizer(policy),
         callbacks=[Clock()],
+        **({"processing_class": load_tokenizer(policy)} | given),
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]
-    answers = len(prompts) * GROUP_SIZE
+    sampled = answers * logs[-1]["completions/mean_length"]  # it leaves out what tools wrote, as ``num_tokens`` does
     return {
         "seconds": min(seconds[1:]),
-        "sampled": answers * logs[-1]["completions/mean_length"] * logs[-1]["completions/clipped_ratio"],
-        "held": logs[0]["num_tokens"],
+        "sampled": sampled,
+        "held": logs[0]["num_tokens"] - sampled + written[0],
         "entropy": logs[0]["entropy"],
         "version": trl.__version__,
     }
 
 
 if __name__ == "__main__":
-    made = json.dumps(_measure(sys.argv[1], Path(sys.argv[2])))
-    (Path(sys.argv[2]) / "found.json").write_text(made, encoding="utf-8")
+    main(_measure)

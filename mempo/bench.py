@@ -16,14 +16,14 @@ def _group() -> None:
 
 @bench.command("floor")
 def floor(settings: Set = None, root: Root = HERE) -> None:
-    """Measured FLOP rate and bandwidth, and what a round of these settings must cost. No weights are read."""
+    """Measured rates of this CPU, and what a round of these settings costs on it. No weights are read."""
     from rich.console import Console
 
-    from mempo import floor as floors
+    from mempo import cost, floor as floors
     from mempo.params import load_config
 
     config = load_config(root / "params.yaml", settings or ())
     import torch
 
     torch.set_num_threads(config.runtime.num_threads)
-    Console().print(floors.table(config, floors.measure()))
+    Console().print(floors.table(cost.phases(config), floors.measure(), floors.REACHED))

@@ -1,118 +1,105 @@
-"""What a round must cost on this machine whoever does it: its matrix products and the bytes it has to move.
+"""How long a round takes on devices of known rates: what it must do (``cost``), and how near to that work comes.
 
-The floor of a phase is the larger of FLOPs / measured FLOP rate and bytes / measured bandwidth (the roofline of
-Williams, Waterman and Patterson, CACM 2009). Attention, norms and sampling are left out: real work is above the floor.
+The floor of a phase is the larger of FLOPs / FLOP rate and bytes / bandwidth over all devices that work on it (the
+roofline of Williams, Waterman and Patterson, CACM 2009).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from mempo.config import Config
-from mempo.footprint import number_size
-from mempo.plan import PROBE_TOKENS, round_tokens
-from mempo.shapes import Shape, num_parameters, shape_of
+from mempo.cost import Phase
 
 SIZES = (256, 512, 1024, 2048)  # of square matrices
 COPIED = 2**28  # bytes: no cache holds them
+# Floor / time, of the engine hf and the trainer torch in float32 on a CPU, in SmolLM2-135M's sizes: the rows "share of
+# the floor" in benchmarks/RESULTS.md. Reading prompts is taken to reach what scoring does.
+REACHED: Mapping[str, float] = MappingProxyType({"prompts": 0.6, "decoding": 0.4, "score": 0.6, "update": 0.5})
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Measured in float32 with ``threads`` threads: FLOPs of matrix products and bytes read and written, a second."""
+class Device:
+    """FLOPs of matrix products and bytes read or written, a second."""
 
     flop_rate: float
     bandwidth: float
-    threads: int
+
+    def __post_init__(self) -> None:
+        if not all(0 < rate < math.inf for rate in (self.flop_rate, self.bandwidth)):
+            raise ValueError(f"--tflops, --gbps: expected numbers above 0, found {self.flop_rate}, {self.bandwidth}")
+
+    def floor(self, phase: Phase) -> float:
+        """Seconds that ``phase`` takes at least on as many devices as it has."""
+        return max(phase.flops / self.flop_rate, phase.bytes / self.bandwidth) / phase.devices
+
+    def bound(self, phase: Phase) -> str:
+        return "FLOPs" if phase.flops / self.flop_rate >= phase.bytes / self.bandwidth else "bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """``flops`` and ``bytes`` that a phase of a round must spend."""
-
-    phase: str
-    flops: float
-    bytes: float
-
-    def seconds(self, machine: Machine) -> float:
-        return max(self.flops / machine.flop_rate, self.bytes / machine.bandwidth)
-
-
-def measure(repeats: int = 5) -> Machine:
-    """The best of ``repeats`` at every size, with torch's present number of threads."""
+def measure(repeats: int = 5, clock: Callable[[], float] = time.perf_counter) -> Device:
+    """This CPU in float32 with torch's present number of threads: the best of ``repeats`` at every size."""
     import torch
 
     rates = []
     for size in SIZES:
         a, b = torch.randn(size, size), torch.randn(size, size)
-        rates.append(2 * size**3 / _fastest(partial(torch.mm, a, b), repeats))
+        rates.append(2 * size**3 / _fastest(partial(torch.mm, a, b), repeats, clock))
     source = torch.zeros(COPIED // 4)
     target = torch.empty_like(source)
-    copied = 2 * COPIED / _fastest(partial(target.copy_, source), repeats)
-    return Machine(max(rates), copied, torch.get_num_threads())
+    return Device(max(rates), 2 * COPIED / _fastest(partial(target.copy_, source), repeats, clock))
 
 
-def _fastest(action: Callable[[], object], repeats: int) -> float:
+def _fastest(action: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
     best = math.inf
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         action()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, clock() - started)
     return best
 
 
-def product_flops(shape: Shape, tokens: float, head_tokens: float, *, backward: bool = False) -> float:
-    """2 a weight and token through the body, and through the vocabulary head for ``head_tokens``; 6 with gradients."""
-    head = shape.vocab * shape.hidden
-    body = num_parameters(shape) - head * (1 if shape.tied else 2)
-    return (6.0 if backward else 2.0) * (body * tokens + head * head_tokens)
+def reached(given: Sequence[str]) -> dict[str, float]:
+    """``REACHED`` with each PHASE=SHARE of ``given`` in its place. Raises ``ValueError`` for any other text."""
+    found = dict(REACHED)
+    for text in given:
+        name, _, share = text.partition("=")
+        try:
+            found[name] = float(share)
+        except ValueError:
+            found[name] = math.nan
+        if name not in REACHED or not 0 < found[name] < math.inf:
+            known = ", ".join(REACHED)
+            raise ValueError(f"--reached: expected PHASE=SHARE, of {known} and a share above 0, found {text!r}")
+    return found
 
 
-def floors(config: Config) -> list[Floor]:
-    """Of one round at most: every trajectory has ``rollout.max_turns`` turns of full length, see ``plan.round_tokens``.
-
-    Bytes: the weights once for each step of decoding a batch, and three times for each micro-batch of the update.
-    """
-    shape, tokens, rollout = shape_of(config.model), round_tokens(config), config.rollout
-    weights = float(num_parameters(shape) * number_size(config.runtime))
-    trajectories = config.loop.questions_per_round * config.loop.group_size
-    at_once = min(trajectories, config.rollout.block_questions * config.loop.group_size)
-    steps = rollout.max_turns * rollout.max_response_tokens * math.ceil(trajectories / at_once)
-    probes = 2 * trajectories * rollout.max_turns * PROBE_TOKENS if tokens["scored"] else 0
-    microbatches = math.ceil(tokens["trained"] / config.optim.tokens_per_microbatch)
-    return [
-        Floor("rollout, prompts", product_flops(shape, tokens["prompt"], 0), weights * rollout.max_turns),
-        Floor("rollout, decoding", product_flops(shape, tokens["generated"], tokens["generated"]), weights * steps),
-        Floor("score", product_flops(shape, tokens["scored"], probes), weights if probes else 0.0),
-        Floor(
-            "update",
-            product_flops(shape, tokens["trained"], tokens["generated"], backward=True),
-            3 * weights * microbatches,
-        ),
-    ]
-
-
-def table(config: Config, machine: Machine) -> Table:
-    rates = f"{machine.flop_rate / 1e9:.1f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s"
-    shown = Table(
-        title=f"{rates} with {machine.threads} threads, float32",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        caption="a round at most: every turn of full length",
-    )
+def table(phases: Sequence[Phase], device: Device, shares: Mapping[str, float]) -> Table:
+    """What each phase takes on such devices at least, and where it reaches its share of that."""
+    rates = f"{device.flop_rate / 1e12:.4g} TFLOP/s and {device.bandwidth / 1e9:.4g} GB/s a device"
+    title = f"seconds of a round at most, {rates}"
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     shown.add_column("phase")
-    for name in ("FLOPs", "bytes", "seconds at least", "bound by"):
+    for name in ("devices", "FLOPs", "bytes", "bound by", "floor", "reached", "seconds", "share"):
         shown.add_column(name, justify="right")
-    found = floors(config)
-    for floor in found:
-        by = "FLOPs" if floor.flops / machine.flop_rate >= floor.bytes / machine.bandwidth else "bytes"
-        shown.add_row(floor.phase, f"{floor.flops:.2e}", f"{floor.bytes:.2e}", f"{floor.seconds(machine):.3g}", by)
-    shown.add_row("round", "", "", f"{sum(floor.seconds(machine) for floor in found):.3g}", "")
+    floors = {phase.name: device.floor(phase) for phase in phases}
+    seconds = {name: floor / shares[name] for name, floor in floors.items()}
+    whole = sum(seconds.values())
+    for phase in phases:
+        name = phase.name
+        work = (str(phase.devices), f"{phase.flops:.2e}", f"{phase.bytes:.2e}", device.bound(phase))
+        took = (_told(floors[name]), f"{shares[name]:.0%}", _told(seconds[name]), f"{seconds[name] / whole:.0%}")
+        shown.add_row(name, *work, *took)
+    shown.add_row("round", "", "", "", "", _told(sum(floors.values())), "", _told(whole), "")
     return shown
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"

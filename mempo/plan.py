@@ -1,14 +1,16 @@
-"""Does it fit, and what does a round cost? From the settings alone (``mempo plan``); bytes are in ``footprint``."""
+"""Does it fit, and what does a round cost? From the settings alone (``mempo plan``). See ``footprint``, ``floor``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.table import Table
 
 from mempo.config import Config
+from mempo.cost import PROBE_TOKENS, Phase, phases, round_tokens
+from mempo.floor import Device, table
 from mempo.footprint import (
     WARMSTART,
     Part,
@@ -26,7 +28,6 @@ from mempo.vllm_program import GIB
 
 # A GPU's context, NCCL's buffers and what an allocator cannot use; an allowance, not a measurement.
 RESERVE = 2 * GIB
-PROBE_TOKENS = 64  # of one scored wording of the answer, its frame included
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Plan:
     """``parts`` lie on a device, ``host`` bytes in the memory of the CPU; every line of ``problems`` names a setting.
 
     ``cache_tokens``: the context that the engine's cache holds. ``lengths``: of a turn, a trajectory and the window, in
-    tokens. ``tokens`` and ``flops`` are of one round.
+    tokens. ``tokens`` and ``phases`` are of one round.
     """
 
     parameters: int
@@ -44,8 +45,7 @@ class Plan:
     cache_tokens: int
     lengths: dict[str, int]
     tokens: dict[str, int]
-    flops: float
-    devices: int
+    phases: list[Phase]
     problems: list[str]
 
 
@@ -65,7 +65,6 @@ def plan(config: Config, memory: float) -> Plan:
     if config.lora.rank and config.warmstart.num_steps:  # the warm start trains all weights
         parts += [replace(part, phase=WARMSTART) for part in update_parts(shape, total, config)]
     room = int(sum(part.bytes for part in engine if part.name == "cache") / kv_bytes(shape, runtime))
-    tokens = round_tokens(config)
     return Plan(
         parameters=total,
         trained=trained,
@@ -77,38 +76,10 @@ def plan(config: Config, memory: float) -> Plan:
             "longest trajectory and a probe": longest_history(config) + PROBE_TOKENS,
             "model's window": shape.window,
         },
-        tokens=tokens,
-        flops=flops(total, tokens, checkpointing=runtime.gradient_checkpointing),
-        devices=runtime.deepspeed.ranks if runtime.trainer == "deepspeed" else 1,
+        tokens=round_tokens(config),
+        phases=phases(config, room if engine else math.inf),
         problems=[*_misfits(shape, config, room), *_too_large(parts, memory)],
     )
-
-
-def round_tokens(config: Config) -> dict[str, int]:
-    """Upper bounds for one round: no prefix is cached, every trajectory has ``rollout.max_turns`` turns.
-
-    ``scored``: each trajectory once with a probe a turn, and its memories with a probe each (docs/algorithm.md).
-    """
-    r, loop = config.rollout, config.loop
-    trajectories = loop.questions_per_round * loop.group_size
-    turns = trajectories * r.max_turns
-    full = longest_history(config) + r.max_turns * PROBE_TOKENS
-    memories = r.max_prompt_tokens + r.max_turns * (r.max_response_tokens + PROBE_TOKENS)
-    return {
-        "prompt": turns * (longest_turn(config) - r.max_response_tokens),
-        "generated": turns * r.max_response_tokens,
-        "scored": trajectories * (full + memories) if config.uses_memory_reward else 0,
-        "trained": turns * longest_turn(config),
-    }
-
-
-def flops(parameters: int, tokens: dict[str, int], *, checkpointing: bool) -> float:
-    """2 P a token forward, 6 P a token trained, 8 P where its forward pass comes twice (arXiv 2001.08361, section 2.1).
-
-    The part of attention that grows with the context is left out.
-    """
-    forward = tokens["prompt"] + tokens["generated"] + tokens["scored"]
-    return float(parameters) * (2 * forward + (8 if checkpointing else 6) * tokens["trained"])
 
 
 def _misfits(shape: Shape, config: Config, cache_tokens: int) -> list[str]:
@@ -129,7 +100,7 @@ def _misfits(shape: Shape, config: Config, cache_tokens: int) -> list[str]:
 
 def _too_large(parts: Sequence[Part], memory: float) -> list[str]:
     found = []
-    for phase, held in _phases(parts).items():
+    for phase, held in _by_phase(parts).items():
         need = sum(part.bytes for part in held) + RESERVE
         if need > memory:
             worst = max(held, key=lambda part: part.bytes)
@@ -138,18 +109,18 @@ def _too_large(parts: Sequence[Part], memory: float) -> list[str]:
     return found
 
 
-def _phases(parts: Sequence[Part]) -> dict[str, list[Part]]:
+def _by_phase(parts: Sequence[Part]) -> dict[str, list[Part]]:
     return {phase: [part for part in parts if part.phase == phase] for phase in dict.fromkeys(p.phase for p in parts)}
 
 
-def tables(made: Plan, memory: float, tflops: float | None) -> list[Table]:
-    """For a terminal: bytes by phase, then tokens, FLOPs and, at ``tflops`` a device, the seconds of a round."""
+def tables(made: Plan, memory: float, device: Device, shares: Mapping[str, float]) -> list[Table]:
+    """For a terminal: bytes by phase, tokens, and the seconds of a round on such devices (``floor.table``)."""
     counts = f"{made.parameters / 1e9:.3f} B weights, {made.trained / 1e9:.3f} B trained"
     held = Table(title=counts, title_justify="left")
     held.add_column("on each device")
     held.add_column("GiB", justify="right")
     held.add_column("changed by")
-    for phase, parts in _phases(made.parts).items():
+    for phase, parts in _by_phase(made.parts).items():
         for part in parts:
             held.add_row(f"{phase}: {part.name}", f"{part.bytes / GIB:.2f}", part.setting)
         whole = sum(part.bytes for part in parts) + RESERVE
@@ -164,8 +135,4 @@ def tables(made: Plan, memory: float, tflops: float | None) -> list[Table]:
     for name, count in made.tokens.items():
         cost.add_row(f"tokens {name}", f"{count:,}")
     cost.add_row("tokens that the cache holds", f"{made.cache_tokens:,}")
-    cost.add_row("FLOPs", f"{made.flops:.2e}")
-    if tflops:
-        seconds = made.flops / (tflops * 1e12 * made.devices)
-        cost.add_row(f"seconds at {tflops:g} TFLOP/s x {made.devices}", f"{seconds:,.0f}")
-    return [held, cost]
+    return [held, cost, table(made.phases, device, shares)]

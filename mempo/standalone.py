@@ -11,6 +11,9 @@ from mempo.retrieval import warn_of_host
 from mempo.stages import HERE, Root, Set
 
 standalone = typer.Typer()
+_REACHED = (
+    "Share of the floor that a phase reaches: prompts, decoding, score, update; without it, as measured on a CPU."
+)
 
 
 @standalone.command()
@@ -129,20 +132,26 @@ def serve(
 @standalone.command()
 def plan(
     gpu_memory: Annotated[float, typer.Option(min=1, help="GiB of one device.")] = 80,
-    tflops: Annotated[float | None, typer.Option(min=0.001, help="TFLOP/s that a device reaches: seconds.")] = None,
+    tflops: Annotated[float, typer.Option(min=0.001, help="Matrix products of one device, TFLOP/s.")] = 989,
+    gbps: Annotated[float, typer.Option(min=0.001, help="Memory bandwidth of one device, GB/s.")] = 3350,
+    reached: Annotated[list[str] | None, typer.Option(metavar="PHASE=SHARE", help=_REACHED)] = None,
     settings: Set = None,
     root: Root = HERE,
 ) -> None:
-    """Does it fit, and what does a round cost? From the settings alone. Exit code 1 where it does not fit."""
+    """Does it fit, and what does a round cost? From the settings alone. Exit code 1 where it does not fit.
+
+    The device is NVIDIA's H100 SXM unless told: 80 GB, and bfloat16 without sparsity as its data sheet has it.
+    """
     from rich.console import Console
 
-    from mempo import plan as plans
+    from mempo import floor, plan as plans
     from mempo.params import load_config
     from mempo.vllm_program import GIB
 
     memory = gpu_memory * GIB
     made = plans.plan(load_config(root / "params.yaml", settings or ()), memory)
-    Console().print(*plans.tables(made, memory, tflops), sep="\n")
+    device = floor.Device(tflops * 1e12, gbps * 1e9)
+    Console().print(*plans.tables(made, memory, device, floor.reached(reached or ())), sep="\n")
     for problem in made.problems:
         typer.secho(problem, fg="red", err=True)
     raise typer.Exit(1 if made.problems else 0)

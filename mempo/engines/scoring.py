@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,10 @@ def packed_logprobs(model: Any, trees: Sequence[TokenTree], temperature: float) 
     results: list[list[float]] = [[] for _ in trees]
     layouts = {index: Layout.of(tree) for index, tree in enumerate(trees) if tree.targets}
     lengths = [len(layouts[index].trunk) if index in layouts else 0 for index in range(len(trees))]
-    for batch in _batches(list(layouts), lengths, _few_tokens):
+    alike: dict[int, list[int]] = {}  # branches hold a trunk as wide as their batch's widest: none is twice another
+    for index in layouts:
+        alike.setdefault(lengths[index].bit_length(), []).append(index)
+    for batch in chain.from_iterable(_batches(some, lengths, _few_tokens) for some in alike.values()):
         chosen = [trees[index] for index in batch]
         hidden, places = _hidden(model, chosen, [layouts[index] for index in batch])
         before = [places[row][tree.parents[target]] for row, tree in enumerate(chosen) for target in tree.targets]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import __main__ as program, reward_share, rows, scaling, startup, vllm
+from benchmarks import __main__ as program, growth, reward_share, rows, scaling, startup, vllm
 from benchmarks.rows import BEGIN, END, Row, Skipped
 from benchmarks.update import draw
 
@@ -103,6 +103,20 @@ def test_a_failure_ends_with_one_and_the_rows_are_written(
 def test_the_exponent_of_a_power_law(power: float) -> None:
     sizes = (2, 4, 8, 16)
     assert scaling.exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_a_peak_is_what_an_action_holds_at_a_time() -> None:
+    def three_in_turn() -> None:
+        for _ in range(3):
+            len(b"x" * (64 * growth.MIB))
+
+    assert 60 < growth.peak(three_in_turn) / growth.MIB < 100
+    assert growth.peak(lambda: None) < 8 * growth.MIB
+
+
+def test_an_action_that_fails_has_no_peak() -> None:
+    with pytest.raises(AssertionError, match="without a figure"):
+        growth.peak(lambda: 1 / 0)
 
 
 def test_orchestration_is_what_the_steps_leave_of_the_wall() -> None:

@@ -33,12 +33,12 @@ LAYERS = {
     "mempo.search.http mempo.trainers.deepspeed_engine mempo.trainers.deepspeed_trainer "
     "mempo.trainers.deepspeed_worker mempo.trainers.gradient mempo.trainers.mailbox mempo.trainers.policy "
     "mempo.trainers.state mempo.trainers.torch_trainer",
-    "steps": "mempo.agents mempo.asking mempo.controls mempo.diagnoses mempo.diagnoses.balance mempo.diagnoses.bias "
-    "mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies mempo.diagnoses.truth "
-    "mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.floor mempo.footprint mempo.history "
-    "mempo.matrix mempo.plan mempo.report mempo.resampling mempo.rescore mempo.results mempo.ridges mempo.rollout "
-    "mempo.rounds mempo.samples mempo.score_file mempo.scoring mempo.standins mempo.status mempo.study "
-    "mempo.study_report mempo.style mempo.suite_report mempo.suite_results mempo.transcript_import "
+    "steps": "mempo.agents mempo.asking mempo.controls mempo.cost mempo.diagnoses mempo.diagnoses.balance "
+    "mempo.diagnoses.bias mempo.diagnoses.captions mempo.diagnoses.filters mempo.diagnoses.strategies "
+    "mempo.diagnoses.truth mempo.diagnoses.variance mempo.evaluation mempo.excerpts mempo.figures mempo.floor "
+    "mempo.footprint mempo.history mempo.matrix mempo.plan mempo.report mempo.resampling mempo.rescore mempo.results "
+    "mempo.ridges mempo.rollout mempo.rounds mempo.samples mempo.score_file mempo.scoring mempo.standins mempo.status "
+    "mempo.study mempo.study_report mempo.style mempo.suite_report mempo.suite_results mempo.transcript_import "
     "mempo.transcript_report mempo.transcript_tokens mempo.update mempo.viewer mempo.warmstart",
     "tasks": "tasks tasks.chart_view tasks.data tasks.deployments tasks.diagnose tasks.engines tasks.evaluation "
     "tasks.flow_runs tasks.names tasks.pages tasks.parts tasks.patience tasks.processes tasks.record "
