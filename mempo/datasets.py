@@ -24,6 +24,8 @@ def check(
     from mempo.data.questions import write_rejected
 
     path = files.local_file(file)
+    if rejected is not None and rejected.exists() and rejected.samefile(path):
+        raise ValueError(f"--rejected {rejected}: is the file that is read")
     found = check_corpus(path) if source == "corpus" else check_questions(path, source)
     for line in [*found.lines, *(f"  missing: {miss}" for miss in found.misses)]:
         typer.echo(line)

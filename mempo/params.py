@@ -188,11 +188,19 @@ def _explain(problem: dict[str, Any]) -> str:
 
 
 def _section_at(location: Iterable[str]) -> Any:
-    """The section class that stands at a path of keys and of places in lists."""
+    """The section class that stands at a path of keys, of names in mappings and of places in lists."""
     found: Any = Config
     for part in location:
-        found = get_args(found)[0] if part.isdigit() else found.model_fields[part].annotation
-    return get_args(found)[0] if get_origin(found) is Annotated else found
+        found = _bare(found)
+        if kinds := get_args(found):
+            found = kinds[0] if part.isdigit() else kinds[-1]
+        else:
+            found = found.model_fields[part].annotation
+    return _bare(found)
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

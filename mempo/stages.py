@@ -47,6 +47,9 @@ def prepare(settings: Set = None, root: Root = HERE) -> None:
     found = flow(settings, str(root))
     sizes = ", ".join(f"{name} {split['num_questions']}" for name, split in found["splits"].items())
     typer.echo(f"{found['num_documents']} documents; questions: {sizes}")
+    for name, split in found["splits"].items():
+        for reason, count in split.get("left_out", {}).items():
+            typer.echo(f"{name}: {count} rows left out: {reason}")
     for path, file in found.get("files", {}).items():
         typer.echo(f"{path}: {file['num_rows']} rows, {sum(file['rejected'].values())} rejected")
 

@@ -74,6 +74,9 @@ def rollout(run: Run, round_index: int, policy: Path) -> Figures:
     """A group of trajectories for each question of the round."""
     loop, folder = run.config.loop, run.round(round_index)
     train = _questions(run.workspace.data, "train")
+    for phase in loop.curriculum:  # one that cannot be served stops the first round, and not the two hundredth
+        if round_index == 0 and phase.from_round < loop.num_rounds:
+            rounds.questions_of_round(train, phase.from_round, loop.questions_per_round, loop.seed, loop.curriculum)
     questions = rounds.questions_of_round(train, round_index, loop.questions_per_round, loop.seed, loop.curriculum)
     storage.write_records(folder / "questions.parquet", questions)
     run.share.send(folder / "questions.parquet")

@@ -20,7 +20,10 @@ from mempo.search import Document
 from mempo.search.corpus import contents
 from mempo.storage import content_hash
 
-_WORD = re.compile(r"\w+")
+# What two writings of one question differ in; symbols stay, for 7 - 5 is another question than 7 + 5.
+_MARKS = re.compile(r"[\s.,;:!?\"'`´‘’“”„«»()\[\]{}¿¡…、。，；：！？「」『』（）]+")
+# Datasets that number every question once, in whatever file it stands; FlashRAG and others count in each file anew.
+_NUMBERED: frozenset[Layout] = frozenset({"hotpotqa", "2wiki", "musique"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,13 @@ class Entry:
     question: str
     golden_answers: list[str]
     doc_ids: list[str]
+    scope: str  # where no two rows have one id: the layout's dataset, or the file
 
     @cached_property
     def keys(self) -> tuple[str, str]:
         """Text and id: of no two rows that are asked is one of them the same."""
-        words = " ".join(_WORD.findall(unicodedata.normalize("NFKC", self.question).casefold()))
-        return f"text {words or self.question}", f"id {self.source} {self.row_id}"
+        words = _MARKS.sub(" ", unicodedata.normalize("NFKC", self.question).casefold()).strip()
+        return f"text {words or self.question}", f"id {self.scope} {self.row_id}"
 
     def left_out(self, split: str, reason: str) -> Rejected:
         return Rejected(self.file, self.row, reason, self.question[: files.EXCERPT_CHARS], split)
@@ -134,6 +138,7 @@ def _entry(path: str, layout: Layout, number: int, example: Example, pool: Pool)
         question=example.question,
         golden_answers=example.golden_answers,
         doc_ids=list(dict.fromkeys(doc_id for doc_id, gold in documents if gold)),
+        scope=layout if layout in _NUMBERED and example.row_id else path,
     )
 
 

@@ -78,8 +78,8 @@ def _read(line: bytes, where: str) -> Document:
     try:
         row: dict[str, Any] = json.loads(line)
         doc_id, told = row["id"], row["contents"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: not a document: {error!r}") from None
     if not isinstance(doc_id, str | int) or not isinstance(told, str) or not told.strip():
         raise ValueError(f"{where}: a document needs an id and contents that are text")
-    return from_contents(str(doc_id), told)
+    return from_contents(plain(str(doc_id)), told)

@@ -22,6 +22,7 @@ from mempo.search.dense import Dense, Encoder, EncoderSpec, open_encoder
 from mempo.search.fusion import Fused
 
 Kind = Literal["bm25", "dense", "hybrid"]
+FILES = {"manifest.json", "starts.npy", "bm25", "dense.faiss"}
 
 
 class Manifest(BaseModel):
@@ -105,5 +106,6 @@ def _ranking(folder: Path, manifest: Manifest, encoder: Encoder | None) -> Ranki
 
 
 def _replaceable(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and ((folder / "manifest.json").exists() or not any(folder.iterdir()))):
+    """Raises ``ValueError`` where ``folder`` is no folder, or holds anything that no index does."""
+    if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= FILES):
         raise ValueError(f"{folder}: holds something that is no index, and would be replaced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ from mempo.config import Data, Model
 from mempo.data.layouts import Paragraph
 from mempo.data.mixing import compose, question_text, splits
 from mempo.data.questions import Origin, read_sources
-from mempo.data.reading import Entry, Pool
+from mempo.data.reading import Entry, Pool, read_source
 from mempo.records import Question
 from mempo.search.corpus import read_corpus
 from mempo.sources import QuestionFile, Split
@@ -56,7 +57,7 @@ def prepared(folder: Path, data: Data) -> dict[str, Any]:
 def entry(number: int, file: str = "f", **fields: Any) -> Entry:
     values: dict[str, Any] = {
         "file": file, "row": number, "source": "s", "row_id": f"{file}{number}", "question": f"Q{file}{number}?",
-        "golden_answers": ["A"], "doc_ids": [],
+        "golden_answers": ["A"], "doc_ids": [], "scope": "s",
     }  # fmt: skip
     return Entry(**(values | fields))
 
@@ -126,6 +127,40 @@ def test_splits_share_neither_text_nor_id() -> None:
         "the same question is in test",
         "another question with the same id is in test",
     ]
+
+
+def test_files_that_count_from_0_lose_nothing_to_each_other(tmp_path: Path) -> None:
+    """FlashRAG numbers each dataset anew, and a row without an id is one of its file."""
+    pool = Pool(io.StringIO())
+    row = {"golden_answers": ["A"]}
+    found = []
+    for folder in ("nq", "hotpot"):
+        file = tmp_path / folder / "train.jsonl"
+        file.parent.mkdir()
+        rows = [{"id": f"train_{i}", "question": f"{folder} {i}?"} | row for i in range(3)]
+        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        found += read_source(str(file), "flashrag", pool, 0.0).entries
+    assert len({key for one in found for key in one.keys}) == 12
+    wiki = {"_id": "5a", "question": "Who?", "answer": "Ada"}
+    both = []
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps([wiki | {"question": f"Who is {name}?"}]))
+        both += read_source(str(tmp_path / name), "hotpotqa", pool, 0.0).entries
+    assert both[0].keys[1] == both[1].keys[1], "HotpotQA's ids are of the dataset"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Who was it?", "WHO was  it", True),
+        ("What is “Ulm”, then?", "what is Ulm then", True),
+        ("What is 7 - 5?", "What is 7 + 5?", False),
+        ("Who created C++?", "Who created C#?", False),
+        ("भारत की राजधानी?", "भारत का राजधानी?", False),
+    ],
+)
+def test_the_same_question(one: str, other: str, same: bool) -> None:
+    assert (entry(0, question=one).keys[0] == entry(1, question=other).keys[0]) is same
 
 
 def test_dev_can_be_drawn_from_the_training_file() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from mempo.config import Search
 from mempo.search import Document, Retriever, open_searcher
 from mempo.search.bm25 import BM25, best, words
-from mempo.search.corpus import contents
+from mempo.search.corpus import contents, read_corpus
 from mempo.search.index import build, in_memory, open_index
 
 # Few words: many documents have the same score for a query.
@@ -123,6 +123,10 @@ def test_what_is_no_index_is_not_replaced(corpus: Path, tmp_path: Path) -> None:
     assert corpus.exists()
     build(corpus, tmp_path / "index")
     build(corpus, tmp_path / "index")
+    moved = corpus.rename(tmp_path / "index" / corpus.name)  # beside the index's own files
+    with pytest.raises(ValueError, match="holds something that is no index"):
+        build(moved, tmp_path / "index")
+    assert moved.exists()
 
 
 def test_a_damaged_corpus_leaves_no_index(corpus: Path, tmp_path: Path) -> None:
@@ -130,6 +134,15 @@ def test_a_damaged_corpus_leaves_no_index(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"c\.jsonl, line 4: not a document"):
         build(corpus, tmp_path / "index")
     assert not (tmp_path / "index").exists()
+    corpus.write_text("[" * 200_000 + "\n")
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 1: not a document"):
+        build(corpus, tmp_path / "index")
+
+
+def test_half_a_surrogate_pair_in_an_id_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_text('{"id": "\\ud800", "contents": "Ulm\\nA city."}\n')
+    assert [document.doc_id for document in read_corpus(file)] == ["?"]
 
 
 def test_what_is_missing_or_cut_is_named(corpus: Path, tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def test_check_tells_what_a_file_holds(tmp_path: Path) -> None:
         "  missing: row 2: Q2 Ulm",
     ]
     assert json.loads(report.read_text())["row"] == 5
+    before = file.read_bytes()
+    lost = CliRunner().invoke(app, ["data", "check", str(file), "--source", "hotpotqa", "--rejected", str(file)])
+    assert lost.exit_code == 1 and "is the file that is read" in lost.output and file.read_bytes() == before
 
 
 def test_check_rejects_what_training_rejects(tmp_path: Path) -> None:
