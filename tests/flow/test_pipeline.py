@@ -65,8 +65,8 @@ def test_training_learns_something_and_leaves_what_dvc_keeps(straight: Path, war
     assert rounds["round"].tolist() == list(range(6))
     assert rounds["dev/em_greedy"].notna().sum() == 2
     assert rounds["num_steps"].eq(2).all()
-    # the sampler's log-probs are the trainer's: no drift before the first step
-    assert rounds["mismatch/ratio_max"].max() < 1 + 1e-4 and rounds["mismatch/kl"].max() < 1e-8
+    # the sampler's log-probs are the trainer's: no drift before the first step but that of docs/engines.md
+    assert rounds["mismatch/ratio_max"].max() < 1 + 1e-3 and rounds["mismatch/kl"].max() < 1e-8
     assert (straight / "checkpoints" / "mempo" / "best" / "config.json").exists()
 
 
