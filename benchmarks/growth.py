@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import resource
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from benchmarks.memory import MIB, high_water
 from benchmarks.rows import Row, Skipped
 from benchmarks.scaling import BASE, FACTORS, Action, exponent, phases
 from benchmarks.synthetic import demo_policy
@@ -25,8 +25,6 @@ from mempo.config import Config
 from mempo.engines import open_engine
 from mempo.runtime import Runtime
 from mempo.trainers import open_trainer
-
-MIB = 2**20
 
 
 def run(folder: Path, full: bool) -> Iterator[Row]:
@@ -67,4 +65,4 @@ def peak(action: Action) -> int:
 def _measured(action: Action, told: Connection) -> None:
     before = psutil.Process().memory_info().rss
     action()
-    told.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+    told.send(high_water() - before)

@@ -60,11 +60,11 @@ def _measure(side: str, policy: Path) -> dict[str, float]:
         loss, tokens = stats["loss"], stats["num_tokens"]
     else:
         loss, tokens = _bare_step(trainer.model, drawn, learnt_alone=side == "learnt")
-    return {"bytes": _peak() - before, "loss": loss, "tokens": tokens}
+    return {"bytes": high_water() - before, "loss": loss, "tokens": tokens}
 
 
-def _peak() -> int:
-    """Bytes this program held at most; ``getrusage`` would count what its parent held when it was started."""
+def high_water() -> int:
+    """Bytes this process held at most; ``getrusage`` would count what its parent held when it was started."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 

@@ -62,8 +62,7 @@ def score_trees(engine, made, questions, config: Config) -> list[TokenTree]:
     """What ``scoring.score`` asks for."""
     found = []
     for name, question in questions.items():
-        probe = make_probe(engine.tokenizer, question)
-        asked = [(probe.token_ids, probe.scored)]
+        asked = [make_probe(engine.tokenizer, question).asked]
         own = [t for t in made if t.question_id == name]
         pieces = [
             [segment_ids(engine.tokenizer, turn, i + 1)] for t in own for i, turn in enumerate(t.turns) if turn.mem_span

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from mempo.config import Config
-from mempo.footprint import kv_bytes, longest_turn, number_size
+from mempo.footprint import kv_bytes, longest_turn, number_size, turn_tokens
 from mempo.shapes import Shape, num_parameters, shape_of
 
 PROBE_TOKENS = 64  # of one scored wording of the answer, its frame included
@@ -29,8 +29,7 @@ def prompt_lengths(config: Config) -> list[int]:
     """Tokens of a trajectory's prompts, turn by turn: the first prompt, and what the context rule keeps of turns."""
     r = config.rollout
     kept = r.max_turns if r.context == "full" else r.kept_turns
-    turn = r.max_response_tokens + config.search.max_observation_tokens
-    return [r.max_prompt_tokens + min(done, kept) * turn for done in range(r.max_turns)]
+    return [r.max_prompt_tokens + min(done, kept) * turn_tokens(config) for done in range(r.max_turns)]
 
 
 def round_tokens(config: Config) -> dict[str, int]:
@@ -65,7 +64,7 @@ def _probed_tokens(config: Config) -> int:
     r, probes = config.rollout, _num_probes(config)
     if not probes:
         return 0
-    turn, turns = r.max_response_tokens + config.search.max_observation_tokens, r.max_turns - 1
+    turn, turns = turn_tokens(config), r.max_turns - 1
     trajectories, branch = probes // turns, r.max_response_tokens + PROBE_TOKENS
     if config.runtime.engine == "vllm":
         read = turns * (r.max_prompt_tokens + PROBE_TOKENS) + turn * turns * (turns + 1) // 2

@@ -19,12 +19,13 @@ def check(
     rejected: Annotated[Path | None, typer.Option(help="Write every rejected row to this .jsonl file.")] = None,
 ) -> None:
     """Read a whole file as training would: counts, rejected rows by reason, answers that no gold paragraph holds."""
+    from mempo import storage
     from mempo.data import files
     from mempo.data.check import check_corpus, check_questions
     from mempo.data.questions import write_rejected
 
     path = files.local_file(file)
-    if rejected is not None and rejected.exists() and rejected.samefile(path):
+    if rejected is not None and storage.same_file(rejected, path):
         raise ValueError(f"--rejected {rejected}: is the file that is read")
     found = check_corpus(path) if source == "corpus" else check_questions(path, source)
     for line in [*found.lines, *(f"  missing: {miss}" for miss in found.misses)]:

@@ -33,19 +33,23 @@ class Part:
     setting: str
 
 
+def turn_tokens(config: Config) -> int:
+    """What a turn adds to a history: its response and observation."""
+    return config.rollout.max_response_tokens + config.search.max_observation_tokens
+
+
 def longest_turn(config: Config) -> int:
     """Tokens of a turn's prompt and response: first prompt, the responses and observations it keeps, response."""
     r = config.rollout
     if r.context == "full":
         return longest_history(config)
-    turn = r.max_response_tokens + config.search.max_observation_tokens
-    return r.max_prompt_tokens + r.kept_turns * turn + r.max_response_tokens
+    return r.max_prompt_tokens + r.kept_turns * turn_tokens(config) + r.max_response_tokens
 
 
 def longest_history(config: Config) -> int:
     """Tokens of a whole trajectory, which the full side of the scoring pass reads."""
     r = config.rollout
-    return r.max_prompt_tokens + r.max_turns * (r.max_response_tokens + config.search.max_observation_tokens)
+    return r.max_prompt_tokens + r.max_turns * turn_tokens(config)
 
 
 # --- rollout and scoring ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ hidden and a message is cut: the log is for errors, not for what a model wrote.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -116,6 +117,8 @@ class _Lines(logging.Handler):
         with suppress(OSError):  # a full disk stops the run where it writes results
             path = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
+                with suppress(OSError):  # of a file system without locks
+                    fcntl.flock(path, fcntl.LOCK_EX)  # or a line that another process is writing would look half
                 # Begun by a writer that was killed or had no room: its half line stays one line.
                 size = os.fstat(path).st_size
                 whole = not size or os.pread(path, 1, size - 1) == b"\n"

@@ -30,6 +30,10 @@ class Probe:
     core_tokens: int
     scored: int
 
+    @property
+    def asked(self) -> Asked:
+        return self.token_ids, self.scored
+
 
 def wordings(question: Question, aliases: str) -> list[Question]:
     """The question once for each wording of its answer that is scored: number i takes alias i of every objective.

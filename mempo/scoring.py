@@ -125,7 +125,7 @@ def _probe_scores(
     full_trees: list[TokenTree] = []
     mem_trees: list[TokenTree] = []
     for name, of_question in groupby(scored, key=lambda plan: plan.trajectory.question_id):
-        plans, asked = list(of_question), [(probe.token_ids, probe.scored) for probe in probes[name]]
+        plans, asked = list(of_question), [probe.asked for probe in probes[name]]
         first_prompt = plans[0].trajectory.turns[0].prompt_ids
         mem_trees.append(memory_tree(first_prompt, [p.pieces for p in plans], asked))
         for _, of_trajectory in groupby(plans, key=lambda plan: plan.trajectory.key):

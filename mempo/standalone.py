@@ -46,7 +46,7 @@ def score(
 
     if out is not None and (out.suffix != ".parquet" or out.is_dir()):
         raise ValueError(f"--out {out}: expected a file that ends in .parquet")
-    if out is not None and out.exists() and trajectories.exists() and out.samefile(trajectories):
+    if out is not None and storage.same_file(out, trajectories):
         raise ValueError(f"--out {out}: that is the file with the trajectories")
     config = load_config(params, settings or ())
     rows = score_file.score_file(trajectories, model, config, reference=reference, limit=limit)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -59,6 +59,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
                 raise
             _exchange(temporary, path)
     _flush(path.parent)
+
+
+def replaceable(folder: Path, names: Collection[str]) -> bool:
+    """Whether ``whole_folder`` would remove nothing but files and folders of these names."""
+    return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= set(names))
+
+
+def same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def is_leftover(name: str) -> bool:

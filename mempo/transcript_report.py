@@ -47,7 +47,7 @@ def write(folder: Path, transcripts: Sequence[Transcript], source: str) -> None:
 
 def refuse_folder(folder: Path, path: Path) -> None:
     """Raises ``ValueError`` where writing ``folder`` would remove something that no import made, or ``path`` itself."""
-    if folder.exists() and not (folder.is_dir() and {item.name for item in folder.iterdir()} <= FILES):
+    if not storage.replaceable(folder, FILES):
         raise ValueError(f"--out {folder}: holds something that is no import, and would be replaced")
     if path.resolve().parent == folder.resolve():
         raise ValueError(f"--out {folder}: {path} lies in it, and would be removed")

@@ -53,7 +53,8 @@ def build(
 
     Raises ``ValueError`` for a damaged corpus, for a folder that holds something else, for a kind without its encoder.
     """
-    _replaceable(folder)
+    if not storage.replaceable(folder, FILES):
+        raise ValueError(f"{folder}: holds something that is no index, and would be replaced")
     if (kind != "bm25") != (spec is not None):
         raise ValueError(f"--kind {kind}: {'needs' if spec is None else 'has no use for'} an --encoder")
     if spec is not None and encoder is None:
@@ -103,9 +104,3 @@ def _ranking(folder: Path, manifest: Manifest, encoder: Encoder | None) -> Ranki
     if manifest.encoder is not None:
         rankings.append(Dense.load(folder / "dense.faiss", encoder or open_encoder(manifest.encoder)))
     return Fused(rankings) if len(rankings) > 1 else rankings[0]
-
-
-def _replaceable(folder: Path) -> None:
-    """Raises ``ValueError`` where ``folder`` is no folder, or holds anything that no index does."""
-    if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= FILES):
-        raise ValueError(f"{folder}: holds something that is no index, and would be replaced")
